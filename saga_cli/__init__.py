@@ -1,0 +1,1 @@
+"""The `saga` command: the one package that knows all others, and loads them lazily."""

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible gateway: finds the session of a request and the worker that holds its KV."""
