@@ -1,0 +1,114 @@
+"""vLLM's block pool with the eviction order of a retention policy.
+
+The free queue stays vLLM's: before blocks are taken from it, the policy's victims are moved to its
+front. No block is ever withheld, so an allocation that stock vLLM can make is made here too.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+if TYPE_CHECKING:
+    from gpu_backend.kv_retention import KVRetention
+
+logger = logging.getLogger("vllm.saga")
+
+
+class SagaBlockPool(BlockPool):
+    """A stock pool turned into this class by :func:`attach`; it adds one attribute."""
+
+    saga: KVRetention
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        if self.saga.index is not None and num_blocks <= self.get_num_free_blocks():
+            try:
+                self._move_victims_to_front(num_blocks)
+            except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
+                detach(self, "choosing victims failed")
+        return super().get_new_blocks(num_blocks)
+
+    def _move_victims_to_front(self, num_blocks: int) -> None:
+        index = self.saga.index
+        assert index is not None
+        wanted = num_blocks - self._count_unheld_at_front(num_blocks)
+        if wanted == 0:
+            return
+        blocks = self.blocks
+        chosen = index.victims(
+            wanted, now_s=self.saga.clock(), is_idle=lambda block: _is_evictable(blocks[block])
+        )
+        for block_id in chosen:
+            self.free_block_queue.remove(blocks[block_id])
+        self.free_block_queue.prepend_n([blocks[block_id] for block_id in chosen])
+        self.saga.counters.chosen_blocks += len(chosen)
+
+    def _count_unheld_at_front(self, limit: int) -> int:
+        """Blocks at the queue's front that no run holds: empty ones, and cached ones of nobody."""
+        index = self.saga.index
+        assert index is not None
+        queue = self.free_block_queue
+        count, block = 0, queue.fake_free_list_head.next_free_block
+        while count < limit and block is not None and block is not queue.fake_free_list_tail:
+            if block.block_hash is not None and index.is_held(block.block_id):
+                break
+            count += 1
+            block = block.next_free_block
+        return count
+
+    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
+        hashes = _hashes(self, block)
+        evicted = super()._maybe_evict_cached_block(block)
+        if evicted:
+            cache = self.cached_block_hash_to_block
+            lost = [h for h in hashes if cache.get_one_block(h) is None]
+            try:
+                self.saga.evicted(block.block_id, lost)
+            except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
+                detach(self, "recording an eviction failed")
+        return evicted
+
+    def _insert_block_hash(
+        self, block_hash_with_group_id: Any, block: KVCacheBlock, *args: Any, **kwargs: Any
+    ) -> None:
+        super()._insert_block_hash(block_hash_with_group_id, block, *args, **kwargs)
+        self.saga.ghosts.cached(block_hash_with_group_id)
+
+    def reset_prefix_cache(self) -> bool:
+        done = super().reset_prefix_cache()
+        if done:
+            self.saga.reset()
+        return done
+
+
+def attach(pool: BlockPool, saga: KVRetention) -> None:
+    """Give a stock pool the policy's eviction order, in place.
+
+    Raises:
+        TypeError: the pool is not vLLM's own, so its order is somebody else's.
+    """
+    if type(pool) is not BlockPool:
+        raise TypeError(f"the block pool is a {type(pool).__name__}, not vLLM's BlockPool")
+    pool.__class__ = SagaBlockPool
+    assert isinstance(pool, SagaBlockPool)
+    pool.saga = saga
+
+
+def detach(pool: BlockPool, reason: str) -> None:
+    """Make the pool stock again, and say so with the exception that is being handled."""
+    if isinstance(pool, SagaBlockPool):
+        pool.saga.off_reason = reason
+        pool.__class__ = BlockPool  # type: ignore[assignment]
+    logger.exception("SAGA is off, vLLM goes on as stock: %s", reason)
+
+
+def _is_evictable(block: KVCacheBlock) -> bool:
+    return block.ref_cnt == 0 and not block.is_null and block.block_hash is not None
+
+
+def _hashes(pool: BlockPool, block: KVCacheBlock) -> list[Any]:
+    extra = pool.cached_block_hashes_by_block.get(block.block_id, ())
+    return [h for h in (block.block_hash, *extra) if h is not None]

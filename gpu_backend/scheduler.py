@@ -1,0 +1,155 @@
+"""vLLM's scheduler, telling the retention what arrives, starts and ends.
+
+One mixin serves over Scheduler and over AsyncScheduler: the class that vLLM would have chosen is
+kept as the base, so nothing of it is lost. A failure of ours switches the retention off; it never
+reaches the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.request import Request, RequestStatus
+
+from gpu_backend import block_pool
+from gpu_backend.config import WorkerConfig
+from gpu_backend.kv_retention import KVRetention
+from saga_core.notices import decode_notices
+
+logger = logging.getLogger("vllm.saga")
+_T = TypeVar("_T")
+
+
+class SagaSchedulerMixin:
+    """Adds a :class:`KVRetention` to a vLLM scheduler; ``saga`` is None when it is off."""
+
+    saga: KVRetention | None = None
+    kv_cache_manager: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        try:
+            self._saga_attach(WorkerConfig.from_environment())
+        except Exception:
+            self.saga = None  # The engine must start as stock vLLM.
+            logger.exception("SAGA is off, vLLM starts as stock: the plugin could not attach")
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)  # type: ignore[misc]
+        self._saga_guard(lambda saga: saga.arrived(request.session_id), None)
+
+    def _free_request_blocks(self, request: Request) -> None:
+        self._saga_guard(lambda saga: self._saga_released(saga, request), None)
+        super()._free_request_blocks(request)  # type: ignore[misc]
+
+    def saga_control(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Take a message of the control API: a notice body, or a request for the state.
+
+        Raises:
+            NoticeError: the body is malformed; nothing is changed.
+        """
+        notices = decode_notices(message["notify"]) if "notify" in message else []
+        if self.saga is None:
+            return {"enabled": False}
+        self._saga_guard(lambda saga: saga.notify(notices), None)
+        return {"enabled": self.saga.off_reason is None, **self.saga.state()}
+
+    # Internals
+
+    def _saga_attach(self, config: WorkerConfig) -> None:
+        manager = self.kv_cache_manager
+        pool = manager.block_pool
+        if not pool.enable_caching:
+            logger.warning("SAGA is off: prefix caching is disabled, there is no KV to retain")
+            return
+        groups = manager.kv_cache_config.kv_cache_groups
+        saga = KVRetention(
+            policy_name=config.policy,
+            num_blocks=len(pool.blocks),
+            block_tokens=groups[0].kv_cache_spec.block_size,
+            settings=config.retention,
+            clock=time.monotonic,
+        )
+        self._saga_counts_regret = len(groups) == 1 and saga.block_tokens == pool.hash_block_size
+        if not self._saga_counts_regret:
+            logger.warning("SAGA counts no regret: the model has more than one KV cache group")
+        block_pool.attach(pool, saga)
+        manager.allocate_slots = functools.partial(self._saga_allocate, manager.allocate_slots)
+        self.saga = saga
+        logger.info(
+            "SAGA is on: policy %s, %d blocks of %d tokens",
+            saga.policy_name,
+            saga.num_blocks,
+            saga.block_tokens,
+        )
+
+    def _saga_guard(self, act: Callable[[KVRetention], _T], otherwise: _T) -> _T:
+        if self.saga is None or self.saga.off_reason is not None:
+            return otherwise
+        try:
+            return act(self.saga)
+        except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
+            block_pool.detach(self.kv_cache_manager.block_pool, "an event failed")
+            return otherwise
+
+    def _saga_allocate(
+        self, allocate: Callable[..., Any], request: Request, *args: Any, **kwargs: Any
+    ) -> Any:
+        """vLLM's allocate_slots; the first success for a waiting request is its admission.
+
+        What the request lost is counted before the allocation, which caches its own blocks.
+        """
+        if request.status == RequestStatus.RUNNING:
+            return allocate(request, *args, **kwargs)
+        cached_tokens = kwargs.get("num_new_computed_tokens", 0)
+        lost_blocks = self._saga_guard(
+            lambda saga: self._saga_lost_blocks(saga, request, cached_tokens), 0
+        )
+        new_blocks = allocate(request, *args, **kwargs)
+        if new_blocks is not None:
+            self._saga_guard(
+                lambda saga: saga.admitted(
+                    prompt_tokens=request.num_tokens,
+                    cached_tokens=cached_tokens,
+                    lost_blocks=lost_blocks,
+                    preempted=request.num_preemptions > 0,
+                ),
+                None,
+            )
+        return new_blocks
+
+    def _saga_lost_blocks(self, saga: KVRetention, request: Request, cached_tokens: int) -> int:
+        if not self._saga_counts_regret:
+            return 0
+        start = cached_tokens // saga.block_tokens
+        stop = (request.num_tokens - 1) // saga.block_tokens
+        cache = self.kv_cache_manager.block_pool.cached_block_hash_to_block
+        hashes = [
+            make_block_hash_with_group_id(block_hash, 0)
+            for block_hash in request.block_hashes[start:stop]
+        ]
+        return saga.ghosts.count_lost(hashes, lambda h: cache.get_one_block(h) is not None)
+
+    def _saga_released(self, saga: KVRetention, request: Request) -> None:
+        if saga.index is None:
+            return
+        groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        blocks = [
+            block.block_id
+            for same_depth in itertools.zip_longest(*groups)
+            for block in same_depth
+            if block is not None and not block.is_null and block.block_hash is not None
+        ]
+        saga.released(request.session_id, blocks, preempted=not request.is_finished())
+
+
+@functools.cache
+def saga_scheduler_class(base: type) -> type:
+    """The scheduler class ``base`` with the retention mixed in; one class for one base."""
+    return type(f"Saga{base.__name__}", (SagaSchedulerMixin, base), {})

@@ -1,0 +1,316 @@
+"""Which session's request left which KV blocks behind, and which idle block to give up next.
+
+Blocks are known by id. A block belongs to every paused session whose last request contained it,
+and to at most one run of plain requests, the latest. It becomes a victim when its last holder has
+given it up, so a shared prefix outlives all that stands on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from saga_core.durations import PauseDurations
+from saga_core.retention import EvictionOrder, RetentionPolicy, Run, RunState
+from saga_core.reuse import ReuseModel
+from saga_core.settings import RetentionSettings
+from saga_core.ttl import ttl_s
+from saga_core.types import Pause, ToolType
+
+_ANY_PAUSE = "any"
+
+
+@dataclass(slots=True)
+class _Held:
+    """The blocks of one run, in chain order, each with the generation it had when recorded."""
+
+    run_id: int
+    session_id: str | None
+    blocks: list[tuple[int, int]]
+    last_used_s: float
+    pause_from_s: float
+    state: RunState = RunState.IDLE
+    pause: Pause | None = None
+    live: int = 0
+
+
+@dataclass(slots=True)
+class IndexCounts:
+    """What the index holds now."""
+
+    sessions: int = 0
+    runs: int = 0
+    session_blocks: int = 0
+
+
+@dataclass(slots=True)
+class SessionIndex:
+    """Sessions and their idle blocks on one worker, in the order of a retention policy.
+
+    Not thread-safe: vLLM's engine loop is its only caller. Every method takes ``now_s`` on one
+    monotonic clock.
+
+    Args:
+        num_blocks: size of the KV pool; block ids are below it.
+        policy: orders idle runs.
+        settings: bounds and constants.
+    """
+
+    num_blocks: int
+    policy: RetentionPolicy
+    settings: RetentionSettings
+    _order: EvictionOrder = field(init=False)
+    _held: dict[int, _Held] = field(init=False, default_factory=dict)
+    _sessions: OrderedDict[str, _Held] = field(init=False, default_factory=OrderedDict)
+    _claims: list[int] = field(init=False)
+    _generation: list[int] = field(init=False)
+    _plain_owner: dict[int, _Held] = field(init=False, default_factory=dict)
+    _session_blocks: int = field(init=False, default=0)
+    _next_run_id: int = field(init=False, default=0)
+    _durations: PauseDurations = field(init=False, default_factory=PauseDurations)
+    _reuse: ReuseModel = field(init=False, default_factory=ReuseModel)
+
+    def __post_init__(self) -> None:
+        self._order = EvictionOrder(self.policy)
+        self._claims = [0] * self.num_blocks
+        self._generation = [0] * self.num_blocks
+
+    # Events
+
+    def record(
+        self,
+        session_id: str | None,
+        blocks: Sequence[int],
+        *,
+        now_s: float,
+        resuming: bool = False,
+    ) -> None:
+        """A request gave up its blocks (cached ones, in chain order).
+
+        They replace those of the session's request before: blocks that the new chain no longer
+        contains are superseded and rank as a plain request's. With no blocks the session keeps
+        what it had. ``resuming`` says that the request was preempted and comes back by itself.
+        """
+        if session_id is None:
+            if blocks:
+                self._add_plain(blocks, last_used_s=now_s, now_s=now_s)
+            return
+        before = self._sessions.get(session_id)
+        if not blocks and before is not None:
+            blocks = [block for block, generation in before.blocks if self._is(block, generation)]
+        held = self._new_held(session_id, blocks, now_s)
+        for block, _ in held.blocks:
+            self._claim(block)
+        if before is not None:
+            self._release(before, now_s=now_s)
+        self._sessions[session_id] = held
+        self._sessions.move_to_end(session_id)
+        if resuming:
+            held.state = RunState.RESUMING
+        else:
+            held.state, held.pause = RunState.PAUSED, self._expected_pause()
+        self._rank(held, now_s=now_s)
+        while len(self._sessions) > self.settings.max_sessions:
+            _, oldest = self._sessions.popitem(last=False)
+            self._release(oldest, now_s=now_s)
+
+    def resume(self, session_id: str, *, now_s: float) -> None:
+        """The session's next request has arrived and waits; its KV is about to be read."""
+        held = self._sessions.get(session_id)
+        if held is None:
+            return
+        if held.state is not RunState.RESUMING:
+            self._durations.observe(_ANY_PAUSE, max(0.0, now_s - held.last_used_s))
+            self._reuse.observe(_ANY_PAUSE, returned=True)
+        self._set(held, RunState.RESUMING, held.pause, now_s)
+
+    def pause(self, session_id: str, pause: Pause, *, now_s: float) -> bool:
+        """Somebody who knows more says what the session waits for. False: no such session here."""
+        held = self._sessions.get(session_id)
+        if held is None:
+            return False
+        if held.state is RunState.RESUMING:  # The notice was overtaken by the next request.
+            return True
+        self._set(held, RunState.PAUSED, pause, now_s)
+        return True
+
+    def expect(self, session_id: str, *, now_s: float) -> bool:
+        """The session's next request is announced; its TTL starts anew. False: not here."""
+        held = self._sessions.get(session_id)
+        if held is None:
+            return False
+        if held.state in (RunState.IDLE, RunState.PAUSED):
+            held.pause_from_s = now_s
+            self._set(held, RunState.PAUSED, held.pause or self._expected_pause(), now_s)
+        return True
+
+    def end(self, session_id: str, *, now_s: float) -> bool:
+        """The session will not return: its private blocks are the next victims. False: not here."""
+        held = self._sessions.get(session_id)
+        if held is None:
+            return False
+        if held.state is RunState.PAUSED:
+            self._reuse.observe(_ANY_PAUSE, returned=False)
+        self._set(held, RunState.ENDED, None, now_s)
+        return True
+
+    def evicted(self, block: int) -> None:
+        """The block lost its content; whoever held it holds it no more."""
+        self._generation[block] += 1
+        if self._claims[block]:
+            self._claims[block] = 0
+            self._session_blocks -= 1
+        self._disown(block)
+
+    def clear(self) -> None:
+        """Every block lost its content."""
+        for block in range(self.num_blocks):
+            self._generation[block] += 1
+            self._claims[block] = 0
+        self._session_blocks = 0
+        self._plain_owner.clear()
+        self._sessions.clear()
+        self._held.clear()
+        self._order = EvictionOrder(self.policy)
+
+    # Decisions
+
+    def is_held(self, block: int) -> bool:
+        """Whether a run holds the block, so that giving it up is the policy's decision."""
+        return self._claims[block] > 0 or block in self._plain_owner
+
+    def victims(self, count: int, *, now_s: float, is_idle: Callable[[int], bool]) -> list[int]:
+        """Choose up to ``count`` blocks to give up, the first to go first.
+
+        Blocks that running requests use are passed over; the request's own end records them
+        again. Fewer are returned only when no run has an idle block left.
+        """
+        chosen: list[int] = []
+        while len(chosen) < count:
+            run_id = self._order.first(now_s=now_s)
+            if run_id is None:
+                break
+            held = self._held[run_id]
+            while held.blocks and len(chosen) < count:
+                block, generation = held.blocks.pop()
+                if self._give_up(held, block, generation) and is_idle(block):
+                    chosen.append(block)
+            if not held.blocks or (held.session_id is None and held.live == 0):
+                self._drop(held)
+        return chosen
+
+    def counts(self) -> IndexCounts:
+        """Sizes, for statistics."""
+        return IndexCounts(len(self._sessions), len(self._held), self._session_blocks)
+
+    def check_integrity(self) -> None:
+        """Recompute every count from the runs; raises AssertionError on the first difference."""
+        claims = [0] * self.num_blocks
+        for session_id, held in self._sessions.items():
+            assert held.session_id == session_id
+            for block, generation in held.blocks:
+                claims[block] += self._is(block, generation)
+        assert claims == self._claims
+        assert self._session_blocks == sum(count > 0 for count in claims)
+        live: dict[int, int] = {}
+        for block, held in self._plain_owner.items():
+            assert self._held[held.run_id] is held
+            assert (block, self._generation[block]) in held.blocks
+            live[held.run_id] = live.get(held.run_id, 0) + 1
+        for run_id, held in self._held.items():
+            assert run_id == held.run_id
+            assert run_id in self._order
+            assert held.session_id is not None or held.live == live[run_id] > 0
+        assert len(self._order) == len(self._held)
+
+    # Internals
+
+    def _is(self, block: int, generation: int) -> bool:
+        return self._generation[block] == generation
+
+    def _new_held(self, session_id: str | None, blocks: Sequence[int], now_s: float) -> _Held:
+        self._next_run_id += 1
+        tagged = [(block, self._generation[block]) for block in blocks]
+        return _Held(self._next_run_id, session_id, tagged, now_s, pause_from_s=now_s)
+
+    def _expected_pause(self) -> Pause:
+        return Pause(
+            p_reuse=self._reuse.p_reuse(_ANY_PAUSE, tool_called=True),
+            pause_p95_s=self._durations.p95_s(_ANY_PAUSE, ToolType.OTHER),
+        )
+
+    def _set(self, held: _Held, state: RunState, pause: Pause | None, now_s: float) -> None:
+        held.state, held.pause = state, pause
+        self._rank(held, now_s=now_s)
+
+    def _rank(self, held: _Held, *, now_s: float) -> None:
+        protected_until_s = -math.inf
+        if held.pause is not None:
+            pressure = self._session_blocks / self.num_blocks
+            ttl = ttl_s(held.pause.pause_p95_s, pressure, self.settings)
+            protected_until_s = held.pause_from_s + ttl
+        run = Run(
+            run_id=held.run_id,
+            state=held.state,
+            last_used_s=held.last_used_s,
+            size_share=len(held.blocks) / self.num_blocks,
+            p_reuse=held.pause.p_reuse if held.pause is not None else 0.0,
+            protected_until_s=protected_until_s,
+        )
+        self._held[held.run_id] = held
+        self._order.put(run, now_s=now_s)
+
+    def _add_plain(self, blocks: Sequence[int], *, last_used_s: float, now_s: float) -> None:
+        held = self._new_held(None, blocks, last_used_s)
+        for block, _ in held.blocks:
+            self._disown(block)
+            self._plain_owner[block] = held
+            held.live += 1
+        self._rank(held, now_s=now_s)
+
+    def _claim(self, block: int) -> None:
+        self._claims[block] += 1
+        if self._claims[block] == 1:
+            self._session_blocks += 1
+
+    def _unclaim(self, block: int) -> None:
+        self._claims[block] -= 1
+        if self._claims[block] == 0:
+            self._session_blocks -= 1
+
+    def _disown(self, block: int) -> None:
+        owner = self._plain_owner.pop(block, None)
+        if owner is not None:
+            owner.live -= 1
+            if owner.live == 0:
+                self._drop(owner)
+
+    def _give_up(self, held: _Held, block: int, generation: int) -> bool:
+        """Take the block from the run; True when nobody holds it any more."""
+        if not self._is(block, generation):
+            return False
+        if held.session_id is None:
+            if self._plain_owner.get(block) is not held:
+                return False
+            del self._plain_owner[block]
+            held.live -= 1
+        else:
+            self._unclaim(block)
+        return not self.is_held(block)
+
+    def _release(self, held: _Held, *, now_s: float) -> None:
+        """Drop a session's run; blocks that nobody else holds go on as a plain run."""
+        orphans = [
+            block for block, generation in held.blocks if self._give_up(held, block, generation)
+        ]
+        held.blocks = []
+        self._drop(held)
+        if orphans:
+            self._add_plain(orphans, last_used_s=held.last_used_s, now_s=now_s)
+
+    def _drop(self, held: _Held) -> None:
+        """Forget a run that holds no blocks. A session stays known, so that its facts survive."""
+        self._order.discard(held.run_id)
+        self._held.pop(held.run_id, None)
