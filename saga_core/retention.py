@@ -91,7 +91,8 @@ class WorkflowAwareLRU:
     pool. τ_max is a constant and R is not capped: the order of two runs then never changes with
     time. The key holds the part of -P_evict that does not depend on now.
 
-    A paused run within its TTL goes only after every unprotected run; one whose session's next
+    A paused run within its TTL that is likely to return goes only after every unprotected run; one
+    whose session's next
     request is queued goes last; one whose session has ended goes first. Nothing is pinned: when
     only protected runs are left they go too, in the same order.
     """
@@ -110,7 +111,7 @@ class WorkflowAwareLRU:
         )
         rank, review_s = int(run.state), math.inf
         if run.state is RunState.PAUSED:
-            if now_s < run.protected_until_s:
+            if now_s < run.protected_until_s and run.p_reuse >= s.protect_min_p_reuse:
                 review_s = run.protected_until_s
             else:
                 rank = int(RunState.IDLE)

@@ -17,6 +17,8 @@ class RetentionSettings:
         gamma: weight of size in WA-LRU, 0 to 1; 0 ranks without regard to size.
         tau_max_s: idle seconds at which WA-LRU's recency term reaches 1, above 0.
         ttl_max_s: upper bound of every TTL, seconds; 0 switches protection by TTL off.
+        protect_min_p_reuse: P_reuse from which a paused session is protected by its TTL, 0 to 1;
+            0 protects every paused session. Ours: the paper protects all, also a finished one.
         pressure_low, pressure_high: share of the KV pool held where the TTL begins to shrink and
             where it has shrunk to half, 0 to 1, low below high.
         max_sessions: sessions that a worker keeps facts about, at least 1.
@@ -28,6 +30,7 @@ class RetentionSettings:
     gamma: float = 0.2
     tau_max_s: float = 300.0
     ttl_max_s: float = 300.0
+    protect_min_p_reuse: float = 0.5
     pressure_low: float = 0.7
     pressure_high: float = 0.9
     max_sessions: int = 100_000
@@ -40,6 +43,7 @@ class RetentionSettings:
             "gamma": (0.0, 1.0),
             "tau_max_s": (1e-3, 1e9),
             "ttl_max_s": (0.0, 1e9),
+            "protect_min_p_reuse": (0.0, 1.0),
             "pressure_low": (0.0, 1.0),
             "pressure_high": (0.0, 1.0),
             "max_sessions": (1, 1e9),

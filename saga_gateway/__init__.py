@@ -1,1 +1,1 @@
-"""The OpenAI-compatible gateway: finds the session of a request and the worker that holds its KV."""
+"""The OpenAI-compatible gateway: sends each request to the worker that holds its session's KV."""

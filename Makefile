@@ -1,0 +1,42 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: ## make .venv and install what the project needs (PYTHON=python3.12 picks a Python)
+	@$(PYTHON) tools/setup_env.py
+
+demo: setup ## run `saga demo` (ARGS="..." adds options)
+	@$(BIN)/saga demo $(ARGS)
+
+test: setup ## run the tests (ARGS="tests/core -k ttl" picks some)
+	@$(BIN)/python -m pytest $(ARGS)
+
+# Stops at the first command that fails, and names it.
+step = @echo "check: $(1)"; $(BIN)/$(1) || { echo "check failed: $(1)"; exit 1; }
+
+check: setup ## lint, format, types and import rules
+	$(call step,ruff check)
+	$(call step,ruff format --check)
+	$(call step,mypy)
+	$(call step,mypy tools/setup_env.py)
+	$(call step,lint-imports --no-logo)
+
+lock: ## write requirements/dev.lock anew (ARGS=--upgrade takes newer versions)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install uv
+	$(BIN)/python -m uv pip compile --quiet pyproject.toml --group dev \
+		--extra langchain --extra gateway --extra sim \
+		--universal --python-version 3.11 --no-annotate \
+		--custom-compile-command "make lock" -o requirements/dev.lock $(ARGS)
+
+clean: ## remove .venv, .cache and what tools leave behind
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

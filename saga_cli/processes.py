@@ -1,0 +1,133 @@
+"""Child processes that end with their parent: start, wait until ready, watch, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from saga_core.errors import SagaError
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.2
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(slots=True)
+class Service:
+    """An HTTP server in a process group of its own; its output goes to ``log``.
+
+    Args:
+        name: how messages call it.
+        command: program and arguments.
+        port: the loopback port that the command listens on.
+        log: file for its output.
+        environment: added to this process's variables.
+    """
+
+    name: str
+    command: Sequence[str]
+    port: int
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
+
+    @property
+    def url(self) -> str:
+        """Base URL, without a path."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the group's leader; the service has been started."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the process; it is told to end should this process die."""
+        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+        def end_with_parent() -> None:
+            if libc is not None:
+                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Return when ``/health`` answers 200.
+
+        Raises:
+            SagaError: the process ended, or the time is over; the message has its last words.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as client:
+            while True:
+                self.check_alive()
+                with suppress(aiohttp.ClientError, asyncio.TimeoutError):
+                    async with client.get(f"{self.url}/health") as response:
+                        if response.status == 200:
+                            return
+                if asyncio.get_running_loop().time() > deadline:
+                    late = f"the {self.name} was not ready after {timeout_s:.0f} s."
+                    raise SagaError(late + self._last_words())
+                await asyncio.sleep(_POLL_S)
+
+    def check_alive(self) -> None:
+        """Raises SagaError with the process's last words when it has ended."""
+        code = self._process.poll() if self._process is not None else None
+        if code is not None:
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise SagaError(f"the {self.name} {how}.{self._last_words()}")
+
+    async def watch(self) -> None:
+        """Never return while the process lives; raise SagaError when it ends."""
+        while True:
+            self.check_alive()
+            await asyncio.sleep(_POLL_S)
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """End the whole process group: politely, after ``grace_s`` seconds for certain."""
+        if self._process is None:
+            return
+        self._signal_group(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        self._signal_group(signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _last_words(self, lines: int = 15) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        shown = "\n".join(f"  | {line}" for line in text.splitlines()[-lines:])
+        return f" Its log is {self.log}, the last lines are:\n{shown}" if shown else ""

@@ -1,0 +1,254 @@
+"""The gateway as an ASGI application, and as a process."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import uvicorn
+
+from saga_core.errors import SagaError
+from saga_gateway.asgi import (
+    BodyTooLargeError,
+    ClientGoneError,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    run_until_gone,
+    send_bytes,
+    send_error,
+    send_json,
+)
+from saga_gateway.events import EventError, EventKind, parse_events
+from saga_gateway.headers import decode_headers, upstream_headers
+from saga_gateway.models import merged_models
+from saga_gateway.notifier import Notifier
+from saga_gateway.proxy import Proxy
+from saga_gateway.sessions import SessionTable
+from saga_gateway.settings import GatewaySettings
+from saga_gateway.stats import Stats
+from saga_gateway.upstream import Upstream
+from saga_gateway.workers import Workers
+
+__all__ = ["Gateway", "GatewaySettings", "ListenError", "serve"]
+
+_CLIENT_KEEP_ALIVE_S = 75
+_MAX_EVENTS_BYTES = 2**20
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ListenError(SagaError):
+    """The gateway cannot listen where it was told to; the message says where and what to do."""
+
+
+class Gateway:
+    """The ASGI application.
+
+    Its connections and tasks live from the lifespan's startup to its shutdown.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.settings = settings
+        self.stats = Stats()
+        self.workers = Workers(settings.workers, settings.worker_backoff_s)
+        self.sessions = SessionTable(settings.max_sessions, settings.session_silent_s)
+        self._clock = clock
+        self._routes: dict[str, tuple[str, Handler]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        route = self._routes.get(scope["path"])
+        if route is None:
+            message = f"no such path: {scope['path']}"
+            await send_error(send, 404, message, code="not_found")
+            return
+        method, handler = route
+        if scope["method"] != method:
+            allow = [(b"allow", method.encode())]
+            message = f"{scope['path']} takes {method}"
+            await send_error(send, 405, message, code="method_not_allowed", headers=allow)
+            return
+        await handler(scope, receive, send)
+
+    async def startup(self) -> None:
+        """Open the client to the workers and start delivering notices."""
+        self._upstream = Upstream(self.settings, self.stats)
+        self._notifier = Notifier(
+            self.workers,
+            self._upstream.notify,
+            max_queued=self.settings.max_queued_notices,
+            stats=self.stats,
+        )
+        proxy = Proxy(
+            self.settings,
+            self.workers,
+            self.sessions,
+            self._notifier,
+            self._upstream,
+            self.stats,
+            self._clock,
+        )
+        self._routes = {
+            "/v1/chat/completions": ("POST", proxy.chat),
+            "/v1/models": ("GET", self._models),
+            "/saga/v1/events": ("POST", self._events),
+            "/health": ("GET", self._health),
+        }
+        self._notifier.start()
+
+    async def shutdown(self) -> None:
+        """Stop delivering notices and close the connections to the workers."""
+        await self._notifier.stop()
+        await self._upstream.close()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self.startup()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.shutdown()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await run_until_gone(receive, self._send_models(scope, send))
+
+    async def _send_models(self, scope: Scope, send: Send) -> None:
+        headers = [
+            (name, value)
+            for name, value in upstream_headers(decode_headers(scope["headers"]), None)
+            if name != "accept-encoding"
+        ]
+        reachable = {load.worker_id for load in self.workers.loads(self._clock()) if load.available}
+        workers = [worker for worker in self.workers if worker.worker_id in reachable]
+        answer = await merged_models(self._upstream, workers, headers)
+        if answer is None:
+            await send_error(send, 502, "no worker is available", code="worker_unavailable")
+        else:
+            await send_bytes(send, *answer, content_type=b"application/json")
+
+    async def _health(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        loads = self.workers.loads(self._clock())
+        healthy = any(load.available for load in loads)
+        content = {
+            "status": "ok" if healthy else "unavailable",
+            "workers": [asdict(load) for load in loads],
+            "sessions": len(self.sessions),
+            "stats": asdict(self.stats),
+        }
+        await send_json(send, 200 if healthy else 503, content)
+
+    async def _events(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            events = parse_events(await read_body(receive, _MAX_EVENTS_BYTES))
+        except ClientGoneError:
+            return
+        except BodyTooLargeError:
+            message = f"the body is larger than {_MAX_EVENTS_BYTES} bytes"
+            await send_error(send, 413, message, code="body_too_large")
+            return
+        except EventError as error:
+            await send_error(send, 422, str(error), code="malformed_events")
+            return
+        for event in events:
+            self.stats.events[event.kind] += 1
+            self._apply(event.kind, event.session_id)
+        await send_json(send, 202, {"accepted": len(events)})
+
+    def _apply(self, kind: EventKind, session_id: str | None) -> None:
+        addressed = None
+        if session_id is not None and kind is EventKind.SESSION_END:
+            addressed = self.sessions.end(session_id)
+        elif session_id is not None and kind is EventKind.TOOL_END:
+            addressed = self.sessions.resume(session_id)
+        if addressed is not None:
+            self._notifier.put(addressed.worker_id, addressed.notice)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready_line: str) -> None:
+        super().__init__(config)
+        self._ready_line = ready_line
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        print(self._ready_line, flush=True)
+
+
+def server_config(gateway: Gateway) -> uvicorn.Config:
+    """How uvicorn serves the gateway: nothing of its own in the responses or the logs."""
+    return uvicorn.Config(
+        gateway,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_CLIENT_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=gateway.settings.drain_s,
+    )
+
+
+def serve(settings: GatewaySettings) -> None:
+    """Serve until SIGINT or SIGTERM; open requests may finish within ``drain_s``.
+
+    Raises:
+        ListenError: the address cannot be listened on.
+    """
+    gateway = Gateway(settings)
+    with _listen(settings) as listener, _signals_end_quietly():
+        port = listener.getsockname()[1]
+        workers = ", ".join(worker.worker_id for worker in gateway.workers)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        ready_line = f"SAGA gateway on http://{host}:{port}, workers: {workers}"
+        _Server(server_config(gateway), ready_line).run(sockets=[listener])
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    where = f"{settings.host}:{settings.port}"
+    listener: socket.socket | None = None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ListenError(
+            f"cannot listen on {where}: {error.strerror or error}. Choose another port (0 takes "
+            "any free one) or address, or stop what listens there."
+        ) from error
+    return listener
+
+
+@contextmanager
+def _signals_end_quietly() -> Iterator[None]:
+    """Keep the signals that uvicorn raises again after its shutdown from ending the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda _number, _frame: None) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

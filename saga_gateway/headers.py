@@ -1,0 +1,73 @@
+"""Which headers a proxy passes on, in either direction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from saga_gateway.asgi import RawHeaders
+
+Headers = list[tuple[str, str]]
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_SET_BY_CLIENT_LIBRARY = frozenset({"host", "content-length", "expect"})
+_OWN_RESPONSE_HEADERS = frozenset({b"x-saga-worker", b"x-saga-route", b"x-saga-session-id"})
+_HOP_BY_HOP_BYTES = frozenset(name.encode() for name in _HOP_BY_HOP)
+
+
+def decode_headers(raw: RawHeaders) -> Headers:
+    """Headers as text: UTF-8 where they are that, else Latin-1; names in lower case."""
+    return [(name.decode("latin-1").lower(), _text(value)) for name, value in raw]
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def upstream_headers(headers: Headers, session_id: str | None) -> Headers:
+    """What a worker gets: end-to-end headers, and the session's id in ``X-Session-ID``.
+
+    Without a session an ``X-Session-ID`` of the client's passes as it came.
+    """
+    left_out = _HOP_BY_HOP | _SET_BY_CLIENT_LIBRARY | _named_by_connection(headers)
+    if session_id is None:
+        return [(name, value) for name, value in headers if name not in left_out]
+    left_out |= {"x-session-id"}
+    passed = [(name, value) for name, value in headers if name not in left_out]
+    passed.append(("X-Session-ID", session_id))
+    return passed
+
+
+def downstream_headers(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """What the client gets of a worker's headers: end-to-end ones, never both lengths."""
+    lowered = [(name.lower(), value) for name, value in raw]
+    left_out = _HOP_BY_HOP_BYTES | _OWN_RESPONSE_HEADERS
+    for name, value in lowered:
+        if name == b"connection":
+            left_out |= {token.strip().lower() for token in value.split(b",")}
+        elif name == b"transfer-encoding":
+            left_out |= {b"content-length"}
+    return [(name, value) for name, value in lowered if name not in left_out]
+
+
+def _named_by_connection(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
+    return frozenset(
+        token.strip().lower()
+        for name, value in headers
+        if name == "connection"
+        for token in value.split(",")
+    )

@@ -1,0 +1,96 @@
+"""The gateway's settings, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from saga_core.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """What a gateway is started with.
+
+    Attributes:
+        workers: base URLs of the workers, ``http://host:port`` each; at least one, no duplicates.
+        host: address to listen on.
+        port: port to listen on, 0 to 65535; 0 takes any free one.
+        max_body_bytes: largest request body that is taken, bytes, above 0.
+        connect_timeout_s: longest wait for a connection to a worker, seconds, above 0.
+        idle_timeout_s: longest silence of a worker during a request, seconds, above 0.
+        pool_idle_s: how long an idle connection to a worker is kept, seconds; above 0 and below
+            the five seconds after which a worker closes it.
+        worker_backoff_s: how long a worker that could not be reached gets no requests, seconds;
+            0 tries it at every request.
+        max_sessions: sessions remembered, at least 1; the least recently used one goes first.
+        session_silent_s: silence after which a session counts as ended, seconds, up to a day.
+        max_queued_notices: notices waiting per worker, at least 1; the oldest is dropped.
+        notice_timeout_s: longest wait for a worker to take a batch of notices, seconds, above 0.
+        drain_s: at a shutdown, how long open requests may take to finish, whole seconds.
+    """
+
+    workers: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8800
+    max_body_bytes: int = 64 * 2**20
+    connect_timeout_s: float = 5.0
+    idle_timeout_s: float = 600.0
+    pool_idle_s: float = 4.0
+    worker_backoff_s: float = 2.0
+    max_sessions: int = 100_000
+    session_silent_s: float = 7200.0
+    max_queued_notices: int = 10_000
+    notice_timeout_s: float = 2.0
+    drain_s: int = 30
+
+    def __post_init__(self) -> None:
+        ranges: dict[str, tuple[float, float]] = {
+            "port": (0, 65535),
+            "max_body_bytes": (1, 2**40),
+            "connect_timeout_s": (1e-3, 3600.0),
+            "idle_timeout_s": (1e-3, 86_400.0),
+            "pool_idle_s": (1e-3, 4.9),
+            "worker_backoff_s": (0.0, 3600.0),
+            "max_sessions": (1, 1e9),
+            "session_silent_s": (1e-3, 86_400.0),
+            "max_queued_notices": (1, 1e9),
+            "notice_timeout_s": (1e-3, 3600.0),
+            "drain_s": (0, 86_400),
+        }
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise SettingsError(f"{name}={value} must be from {low:g} to {high:g}")
+        if not self.host:
+            raise SettingsError("host must not be empty; 0.0.0.0 listens on every address")
+        if not self.workers:
+            raise SettingsError("workers must name at least one worker, such as http://host:8000")
+        ids = [worker_address(url)[0] for url in self.workers]
+        for worker_id in ids:
+            if ids.count(worker_id) > 1:
+                raise SettingsError(f"workers names {worker_id} more than once")
+
+
+def worker_address(url: str) -> tuple[str, str]:
+    """A worker's id (``host:port``) and base URL (``scheme://host:port``), from its URL.
+
+    Without a scheme the worker speaks http; without a port the scheme's own is meant.
+
+    Raises:
+        SettingsError: the text is not the URL of a host, or has more than scheme, host and port.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise SettingsError(f"worker {url!r} is not a URL: {error}") from None
+    extra = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username
+    if parts.scheme not in ("http", "https") or not host or extra:
+        raise SettingsError(
+            f"worker {url!r} must be http(s)://host:port, without a path such as /v1"
+        )
+    if port is None:
+        port = 443 if parts.scheme == "https" else 80
+    worker_id = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return worker_id, f"{parts.scheme}://{worker_id}"

@@ -1,0 +1,194 @@
+"""Requests to workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import aiohttp
+from yarl import URL
+
+from saga_gateway.headers import Headers
+from saga_gateway.settings import GatewaySettings
+from saga_gateway.stats import Stats
+from saga_gateway.workers import Worker
+
+_SMALL_BODY_BYTES = 2**20
+_SLICE_BYTES = 2**18
+_CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+
+class WorkerDownError(Exception):
+    """A worker took no connection, or closed it before it answered anything.
+
+    Attributes:
+        unreachable: it took no connection.
+    """
+
+    def __init__(self, message: str, *, unreachable: bool) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
+
+
+class WorkerTimeoutError(Exception):
+    """A worker took the request and was silent for longer than the settings allow."""
+
+
+class WorkerAnswerError(Exception):
+    """What a worker answered is not HTTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """A POST as a worker gets it: path with query, end-to-end headers, body."""
+
+    target: str
+    headers: Headers
+    body: bytes
+
+
+@dataclass(slots=True)
+class _Connection:
+    reused: bool = False
+
+
+class Upstream:
+    """The HTTP client that all requests to workers go through."""
+
+    def __init__(self, settings: GatewaySettings, stats: Stats) -> None:
+        self._settings = settings
+        self._stats = stats
+        self._timeout = aiohttp.ClientTimeout(
+            total=None,
+            sock_connect=settings.connect_timeout_s,
+            sock_read=settings.idle_timeout_s,
+        )
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
+        self._pooled = self._session(
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=settings.pool_idle_s), trace
+        )
+        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True), trace)
+
+    def _session(
+        self, connector: aiohttp.TCPConnector, trace: aiohttp.TraceConfig
+    ) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            timeout=self._timeout,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            trace_configs=[trace],
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._pooled.close()
+        await self._fresh.close()
+
+    async def post(self, worker: Worker, request: UpstreamRequest) -> aiohttp.ClientResponse:
+        """Send a request and wait for the head of its response.
+
+        A pooled connection that turns out to be closed before it answers anything is tried once
+        more on a fresh one.
+
+        Raises:
+            WorkerDownError: see there; the request can be sent to another worker.
+            WorkerTimeoutError: the request may be at work there.
+            WorkerAnswerError: the answer cannot be read.
+        """
+        connection = _Connection()
+        try:
+            try:
+                return await self._send(self._pooled, worker, request, connection)
+            except (*_CONNECT_ERRORS, aiohttp.SocketTimeoutError):
+                raise
+            except aiohttp.ClientConnectionError:
+                if not connection.reused:
+                    raise
+            self._stats.stale_retries += 1
+            return await self._send(self._fresh, worker, request, connection)
+        except _CONNECT_ERRORS as error:
+            raise WorkerDownError(_reason(error), unreachable=True) from error
+        except aiohttp.SocketTimeoutError as error:
+            raise WorkerTimeoutError from error
+        except aiohttp.ClientConnectionError as error:
+            raise WorkerDownError(_reason(error), unreachable=False) from error
+        except aiohttp.ClientError as error:
+            raise WorkerAnswerError(_reason(error)) from error
+
+    async def _send(
+        self,
+        session: aiohttp.ClientSession,
+        worker: Worker,
+        request: UpstreamRequest,
+        connection: _Connection,
+    ) -> aiohttp.ClientResponse:
+        body = request.body
+        return await session.post(
+            URL(worker.base_url + request.target, encoded=True),
+            data=body if len(body) <= _SMALL_BODY_BYTES else _slices(body),
+            headers=[*request.headers, ("Content-Length", str(len(body)))],
+            allow_redirects=False,
+            trace_request_ctx=connection,
+        )
+
+    async def get(
+        self, worker: Worker, target: str, headers: Headers, timeout_s: float
+    ) -> tuple[int, bytes]:
+        """Status and body of a GET.
+
+        Raises:
+            aiohttp.ClientError, OSError: the worker did not answer in time, or not at all.
+        """
+        async with self._pooled.get(
+            URL(worker.base_url + target, encoded=True),
+            headers=headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            trace_request_ctx=_Connection(),
+        ) as response:
+            return response.status, await response.read()
+
+    async def notify(self, worker: Worker, body: bytes) -> int:
+        """Send notices; the status of the worker's answer.
+
+        Raises:
+            aiohttp.ClientError, OSError: the worker did not answer in time, or not at all.
+        """
+        async with self._pooled.post(
+            URL(worker.base_url + "/saga/v1/sessions:notify", encoded=True),
+            data=body,
+            headers={"Content-Type": "application/json"},
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=self._settings.notice_timeout_s),
+            trace_request_ctx=_Connection(),
+        ) as response:
+            await response.read()
+            return response.status
+
+
+async def _note_reuse(
+    _session: aiohttp.ClientSession,
+    context: SimpleNamespace,
+    _params: aiohttp.TraceConnectionReuseconnParams,
+) -> None:
+    context.trace_request_ctx.reused = True
+
+
+async def _slices(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _SLICE_BYTES):
+        yield body[start : start + _SLICE_BYTES]
+
+
+def _reason(error: BaseException) -> str:
+    """A failure in words that name no address; the caller says which worker it was."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "no connection in time"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or "no connection"
+    if isinstance(error, aiohttp.ClientConnectionError):
+        return "connection closed before an answer"
+    return "the answer is not HTTP"

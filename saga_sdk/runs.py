@@ -1,0 +1,335 @@
+"""The trees of runs that a framework reports, and the LLM calls found in them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from saga_core.hints import Hints
+from saga_core.types import tool_type_of
+from saga_sdk.context import (
+    Call,
+    CallMap,
+    Session,
+    WorkflowRun,
+    calls,
+    current_workflow,
+    deadline_at,
+    wire_id,
+)
+
+MAX_RUNS = 10_000
+MAX_SESSIONS = 10_000
+MAX_IDLE_S = 6 * 3600.0
+
+
+class RunKind(Enum):
+    """What a run does."""
+
+    CHAIN = "chain"
+    TOOL = "tool"
+    CALL = "call"
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """A framework's report that a run starts.
+
+    Attributes:
+        name: of the run, or of the tool.
+        metadata: read for ``thread_id``, ``langgraph_node`` and the keys that begin with
+            ``saga_``.
+    """
+
+    kind: RunKind
+    run_id: UUID
+    parent_run_id: UUID | None
+    name: str | None
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who reports runs, and what the user told it.
+
+    Attributes:
+        by_hand: the user added the handler; it wins over an automatic one.
+        default_workflow: used when nothing else names the workflow.
+    """
+
+    workflow: str | None = None
+    session_id: str | None = None
+    deadline_s: float | None = None
+    by_hand: bool = True
+    default_workflow: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The part of a run tree that is one conversation: what its LLM calls have in common.
+
+    Attributes:
+        named_session: the session id that was in force by name when the scope began; a run below
+            that names another one begins a new scope.
+        of_tool: the scope began with a tool, whose session is the tool run's own.
+        block: the ``saga.workflow`` block that the scope belongs to.
+    """
+
+    workflow_id: str
+    task_id: str
+    session: Session
+    parent_session_id: str | None
+    deadline_at_s: float | None
+    named_session: str | None
+    block: WorkflowRun | None
+    of_tool: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """An open run. ``ended_in`` is the session that sees the result of this tool."""
+
+    root_id: UUID
+    scope: Scope
+    by_hand: bool
+    step: tuple[int, str | None] | None = None
+    tool_name: str | None = None
+    ended_in: Session | None = None
+
+
+@dataclass(slots=True)
+class _Tree:
+    touched_s: float
+    open_runs: set[UUID] = field(default_factory=set)
+
+
+class RunTracker:
+    """Follows runs from start to end and keeps the hints of every LLM call in flight.
+
+    A root run is a task, unless a ``saga.workflow`` block around it says which. Its session is
+    the one that is named, else its own; what a tool calls is a session of the tool, spawned by
+    the session that called the tool. A run whose parent is unknown is a root. Steps are counted
+    per session, over several roots when the session is named. Reports of one run by several
+    handlers count once. The end of a root purges what is left below it; trees that are idle for
+    ``max_idle_s`` are purged when the next one starts, and the oldest trees make room when
+    ``max_runs`` runs are open. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        call_map: CallMap,
+        *,
+        max_runs: int = MAX_RUNS,
+        max_sessions: int = MAX_SESSIONS,
+        max_idle_s: float = MAX_IDLE_S,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._calls = call_map
+        self._max_runs = max_runs
+        self._max_sessions = max_sessions
+        self._max_idle_s = max_idle_s
+        self._timer = timer
+        self._lock = threading.Lock()
+        self._runs: dict[UUID, _Run] = {}
+        self._trees: OrderedDict[UUID, _Tree] = OrderedDict()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def start(self, start: RunStart, source: Source) -> None:
+        """Note a run; an LLM call takes its session's next step."""
+        with self._lock:
+            known = self._runs.get(start.run_id)
+            if known is not None and (known.by_hand or not source.by_hand):
+                return
+            now_s = self._timer()
+            parent = self._runs.get(start.parent_run_id) if start.parent_run_id else None
+            root_id = start.run_id if parent is None else parent.root_id
+            if known is not None:
+                root_id = known.root_id
+            elif not self._make_room(root_id, now_s):
+                return
+            scope = self._scope_of(start, source, parent, now_s)
+            run = _Run(root_id, scope, source.by_hand)
+            if start.kind is RunKind.TOOL:
+                seen_by = scope if parent is None else parent.scope
+                run = replace(run, tool_name=start.name, ended_in=seen_by.session)
+            elif start.kind is RunKind.CALL:
+                step = _step_of(scope.session, known)
+                run = replace(run, step=step)
+                self._calls.put(start.run_id, _call_of(scope, step, start.metadata))
+            self._runs[start.run_id] = run
+            tree = self._trees.setdefault(root_id, _Tree(now_s))
+            tree.open_runs.add(start.run_id)
+            tree.touched_s = now_s
+            self._trees.move_to_end(root_id)
+
+    def end(self, run_id: UUID) -> None:
+        """Note the end of a run, good or bad; a run that is not known counts for nothing."""
+        with self._lock:
+            run = self._runs.pop(run_id, None)
+            if run is None:
+                return
+            self._calls.discard(run_id)
+            if run.ended_in is not None:
+                run.ended_in.tool_ended(run.tool_name)
+            if run_id == run.root_id:
+                self._purge(run_id)
+                return
+            tree = self._trees.get(run.root_id)
+            if tree is not None:
+                tree.open_runs.discard(run_id)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every open run is in exactly one tree, and bounds hold."""
+        with self._lock:
+            in_trees = [run_id for tree in self._trees.values() for run_id in tree.open_runs]
+            assert sorted(in_trees) == sorted(self._runs), "runs and trees differ"
+            assert len(self._runs) <= self._max_runs, "too many runs"
+            assert len(self._sessions) <= self._max_sessions, "too many sessions"
+
+    def _make_room(self, root_id: UUID, now_s: float) -> bool:
+        while self._trees:
+            oldest_id, oldest = next(iter(self._trees.items()))
+            idle = oldest_id != root_id and now_s - oldest.touched_s > self._max_idle_s
+            if not idle and len(self._runs) < self._max_runs:
+                break
+            if oldest_id == root_id:
+                # The tree itself fills the map: its further runs go without hints.
+                return False
+            self._purge(oldest_id)
+        return True
+
+    def _purge(self, root_id: UUID) -> None:
+        tree = self._trees.pop(root_id, None)
+        for run_id in tree.open_runs if tree is not None else ():
+            self._runs.pop(run_id, None)
+            self._calls.discard(run_id)
+
+    def _scope_of(
+        self, start: RunStart, source: Source, parent: _Run | None, now_s: float
+    ) -> Scope:
+        block = current_workflow()
+        if parent is None or (block is not None and block is not parent.scope.block):
+            inherited = None if parent is None else parent.scope.named_session
+            return self._new_scope(start, source, block, inherited, now_s)
+        scope = parent.scope
+        if source.workflow is not None and source.workflow != scope.workflow_id:
+            scope = replace(scope, workflow_id=source.workflow)
+        # What a tool spawns is spawned by the session that called the tool.
+        spawner = scope.parent_session_id if scope.of_tool else scope.session.id
+        named = _named_session(start, source)
+        if named is not None and named != scope.named_session:
+            return replace(
+                scope,
+                session=self._session(named),
+                parent_session_id=spawner,
+                named_session=named,
+                of_tool=False,
+            )
+        if start.kind is RunKind.TOOL:
+            return replace(
+                scope,
+                session=Session(str(start.run_id)),
+                parent_session_id=spawner,
+                of_tool=True,
+            )
+        return scope
+
+    def _new_scope(
+        self,
+        start: RunStart,
+        source: Source,
+        block: WorkflowRun | None,
+        inherited: str | None,
+        now_s: float,
+    ) -> Scope:
+        in_force = _named_session(start, source)
+        named = None if in_force == inherited else in_force
+        deadline_at_s = deadline_at(source.deadline_s, now_s)
+        if block is not None and deadline_at_s is None:
+            deadline_at_s = block.deadline_at_s
+        # A single call or tool in a block belongs to the block's own conversation, as a bare
+        # client's call does; a chain or an agent has a conversation of its own.
+        in_block = block is not None and (
+            named == block.session.id
+            if named is not None
+            else block.session_given or start.kind is not RunKind.CHAIN
+        )
+        if block is not None and in_block:
+            session, parent_session_id = block.session, block.parent_session_id
+        else:
+            session = Session(str(start.run_id)) if named is None else self._session(named)
+            parent_session_id = None if block is None else block.session.id
+            if start.kind is RunKind.CHAIN:
+                # A tool that ended in an earlier run of a named session is old news.
+                session.tool_ended(None)
+        return Scope(
+            workflow_id=_workflow_of(start, source, block),
+            task_id=str(start.run_id) if block is None else block.task_id,
+            session=session,
+            parent_session_id=parent_session_id,
+            deadline_at_s=deadline_at_s,
+            named_session=in_force,
+            block=block,
+        )
+
+    def _session(self, session_id: str) -> Session:
+        session = self._sessions.setdefault(session_id, Session(session_id))
+        self._sessions.move_to_end(session_id)
+        if len(self._sessions) > self._max_sessions:
+            self._sessions.popitem(last=False)
+        return session
+
+
+def _step_of(session: Session, known: _Run | None) -> tuple[int, str | None]:
+    # A second handler that reports the same run must not count it twice.
+    if known is not None and known.step is not None and known.scope.session is session:
+        return known.step
+    return session.take_step()
+
+
+def _call_of(scope: Scope, taken: tuple[int, str | None], metadata: Mapping[str, Any]) -> Call:
+    step, tool_name = taken
+    node = metadata.get("langgraph_node")
+    hints = Hints(
+        workflow_id=scope.workflow_id,
+        task_id=scope.task_id,
+        session_id=scope.session.id,
+        parent_session_id=scope.parent_session_id,
+        step=step,
+        node=None if node is None else str(node),
+        tool=None if tool_name is None else tool_type_of(tool_name),
+        tool_name=tool_name,
+    )
+    return Call(hints, scope.deadline_at_s)
+
+
+def _named_session(start: RunStart, source: Source) -> str | None:
+    named = (
+        source.session_id
+        or start.metadata.get("saga_session_id")
+        or start.metadata.get("thread_id")
+    )
+    return wire_id(named) if named else None
+
+
+def _workflow_of(start: RunStart, source: Source, block: WorkflowRun | None) -> str:
+    return str(
+        source.workflow
+        or (block.workflow_id if block is not None else None)
+        or start.metadata.get("saga_workflow")
+        or source.default_workflow
+        or start.name
+        or start.run_id
+    )
+
+
+tracker = RunTracker(calls)

@@ -1,0 +1,44 @@
+"""Fixtures of the SDK's tests: the stand-in server, and a clean switch around each test."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+import saga_sdk as saga
+from saga_sdk import guard
+from saga_sdk.context import calls, current_workflow
+from saga_sdk.runs import tracker
+from tests.sdk.standin_openai import StandInOpenAI
+
+
+@pytest.fixture(autouse=True)
+def clean_switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start switched off; afterwards nothing may be left of any run."""
+    for name in ("SAGA_BASE_URL", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setattr(guard, "_logged", set())
+    # Named sessions go on counting for the life of a process: each test begins with none.
+    monkeypatch.setattr(tracker, "_sessions", OrderedDict())
+    originals = (openai.OpenAI._prepare_request, openai.AsyncOpenAI._prepare_request)
+    yield
+    saga.uninstrument()
+    assert (openai.OpenAI._prepare_request, openai.AsyncOpenAI._prepare_request) == originals
+    tracker.check_integrity()
+    assert (len(tracker), len(calls), current_workflow()) == (0, 0, None)
+
+
+@pytest.fixture
+def server() -> Iterator[StandInOpenAI]:
+    with StandInOpenAI() as standin:
+        yield standin
+
+
+@pytest.fixture
+def other_server() -> Iterator[StandInOpenAI]:
+    with StandInOpenAI() as standin:
+        yield standin
