@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("saga_core", "saga_sdk", "saga_gateway", "gpu_backend", "saga_cli")
 MODEL = "smollm2"
 
-_MAX_OBSERVATION_CHARS = 1_100
+_MAX_OBSERVATION_CHARS = 500
+_TASK_FILE_CHARS = 7_000
 _MAX_OUTPUT_TOKENS = 120
 
 SYSTEM_PROMPT = """\
@@ -30,11 +32,11 @@ you call one tool, read what it returns, and decide what to look at next. When y
 enough you answer in one short sentence.
 
 Tools:
-search_repository(query): lines of the project's source that contain the query, one word in lower \
+search(query): lines of the project's source that contain the query, one word in lower \
 case, with the file and the line number. Use it to find where something is defined and used.
-run_snippet(snippet): runs a prepared Python program over the project and returns what it prints. \
-count_lines counts code, comment and blank lines of every file; longest_functions lists the \
-functions with the most lines; imports lists what every module imports.
+run(snippet): runs a prepared Python program over the project and the standard library \
+and returns what it prints. largest_classes lists the classes with the most methods; \
+longest_functions lists the functions with the most lines; imports lists what every module imports.
 
 Rules: read before you conclude; name files and line numbers; do not repeat a call; prefer the \
 smallest change that solves the problem; never invent a file that you have not seen.
@@ -52,15 +54,15 @@ class _Search(_Strict):
 
 
 class _Snippet(_Strict):
-    snippet: Literal["count_lines", "longest_functions", "imports"]
+    snippet: Literal["largest_classes", "longest_functions", "imports"]
 
 
 def _source_files() -> list[Path]:
     return sorted(file for name in PACKAGES for file in (REPOSITORY / name).rglob("*.py"))
 
 
-@tool("search_repository", args_schema=_Search)
-def search_repository(query: str) -> str:
+@tool("search", args_schema=_Search)
+def search(query: str) -> str:
     """Find lines of the project's source that contain the query."""
     found = [
         f"{file.relative_to(REPOSITORY)}:{number}: {line.strip()}"
@@ -71,12 +73,13 @@ def search_repository(query: str) -> str:
     return "\n".join(found)[:_MAX_OBSERVATION_CHARS] or "no line contains it"
 
 
-@tool("run_snippet", args_schema=_Snippet)
-def run_snippet(snippet: str) -> str:
-    """Run a prepared Python program over the project's source."""
+@tool("run", args_schema=_Snippet)
+def run(snippet: str) -> str:
+    """Run a prepared Python program over the project's source and the standard library."""
+    library = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     done = subprocess.run(
         [sys.executable, "-I", str(Path(__file__).with_name("snippets.py")), snippet],
-        input="\n".join(map(str, _source_files())),
+        input="\n".join(map(str, [*_source_files(), *library])),
         capture_output=True,
         text=True,
         timeout=60,
@@ -105,7 +108,7 @@ class PlannedTools(AgentMiddleware):
         step = sum(isinstance(message, AIMessage) for message in request.messages)
         if step >= self._tool_steps:
             return await handler(request.override(tools=[], tool_choice=None))
-        planned = (search_repository, run_snippet)[step % 2]
+        planned = (search, run)[step % 2]
         return await handler(
             request.override(tool_choice=planned.name, model_settings={"strict": True})
         )
@@ -142,7 +145,7 @@ def build_agent(base_url: str, tool_steps: int, seed: int) -> Any:
     )
     return create_agent(
         model,
-        tools=[search_repository, run_snippet],
+        tools=[search, run],
         system_prompt=SYSTEM_PROMPT,
         middleware=[PlannedTools(tool_steps)],
     )
@@ -171,7 +174,7 @@ async def run_task(agent: Any, prompt: str, on_step: Callable[[], None]) -> Agen
 
 def task_prompt(number: int) -> str:
     """The text of task ``number``: a module of the project and a question about it."""
-    files = [file for file in _source_files() if file.stat().st_size > 2_500]
+    files = [file for file in _source_files() if file.stat().st_size >= _TASK_FILE_CHARS]
     file = files[number * 7 % len(files)]
     text = file.read_text()
     names = [n.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
@@ -179,5 +182,5 @@ def task_prompt(number: int) -> str:
     return (
         f"Task {number}. A user reports that `{about}` in {file.relative_to(REPOSITORY)} surprises "
         f"him when it is called twice. Find out what it does and who depends on it. The file "
-        f"begins:\n\n{text[:2_400]}\n"
+        f"begins:\n\n{text[:_TASK_FILE_CHARS]}\n"
     )

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 
-def count_lines(files: Sequence[Path]) -> Iterator[str]:
-    """Code, comment and blank lines of every file."""
-    for file in files:
-        lines = [line.strip() for line in file.read_text().splitlines()]
-        blank = sum(not line for line in lines)
-        comment = sum(line.startswith("#") for line in lines)
-        code = len(lines) - blank - comment
-        yield f"{file.parent.name}/{file.name}: code {code}, comment {comment}, blank {blank}"
+def largest_classes(files: Sequence[Path]) -> Iterator[str]:
+    """The classes with the most methods, the largest first."""
+    found = [
+        (sum(isinstance(part, ast.FunctionDef) for part in node.body), node.name, file.name)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(errors="replace")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    for methods, name, file_name in sorted(found, reverse=True)[:25]:
+        yield f"{name} in {file_name}: {methods} methods"
 
 
 def longest_functions(files: Sequence[Path]) -> Iterator[str]:
@@ -23,7 +25,7 @@ def longest_functions(files: Sequence[Path]) -> Iterator[str]:
     found = [
         ((node.end_lineno or node.lineno) - node.lineno + 1, node.name, file.name)
         for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(ast.parse(file.read_text(errors="replace")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     for lines, name, file_name in sorted(found, reverse=True)[:25]:
@@ -36,7 +38,7 @@ def imports(files: Sequence[Path]) -> Iterator[str]:
         names = sorted(
             {
                 node.module or ""
-                for node in ast.walk(ast.parse(file.read_text()))
+                for node in ast.walk(ast.parse(file.read_text(errors="replace")))
                 if isinstance(node, ast.ImportFrom)
             }
         )
@@ -44,7 +46,7 @@ def imports(files: Sequence[Path]) -> Iterator[str]:
 
 
 SNIPPETS: dict[str, Callable[[Sequence[Path]], Iterator[str]]] = {
-    "count_lines": count_lines,
+    "largest_classes": largest_classes,
     "longest_functions": longest_functions,
     "imports": imports,
 }

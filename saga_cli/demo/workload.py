@@ -17,15 +17,18 @@ from saga_cli.demo.agents import MODEL, AgentResult, build_agent, run_task, task
 
 AGENTS = 4
 TASKS_PER_AGENT = 2
-TOOL_STEPS = 6
+TOOL_STEPS = 5
 STEPS_PER_TASK = TOOL_STEPS + 1
 
 BLOCK_TOKENS = 32
-POOL_BLOCKS = 360
+POOL_BLOCKS = 512
 MAX_MODEL_TOKENS = 4096
+
+CHATS = 2
 
 _CHAT_CHARS = 4_000
 _CHAT_OUTPUT_TOKENS = 4
+_CHAT_THINK_S = 0.5
 
 
 @dataclass(slots=True)
@@ -42,21 +45,23 @@ class Progress:
 
 async def run_workload(base_url: str, seed: int, progress: Progress) -> None:
     """Run every agent's tasks, and chat until they are done. The first failure ends it all."""
-    chat = asyncio.create_task(_chat(base_url, seed, progress))
+    chats = {
+        asyncio.create_task(_chat(base_url, number, seed, progress)) for number in range(CHATS)
+    }
     agents = {
         asyncio.create_task(_agent(base_url, number, seed, progress)) for number in range(AGENTS)
     }
     pending = set(agents)
     try:
         while pending:
-            done, _ = await asyncio.wait({chat, *pending}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(chats | pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # Raises what failed; the chat never finishes otherwise.
             pending -= done
     finally:
-        for task in (chat, *agents):
+        for task in chats | agents:
             task.cancel()
-        await asyncio.gather(chat, *agents, return_exceptions=True)
+        await asyncio.gather(*chats, *agents, return_exceptions=True)
 
 
 async def _agent(base_url: str, number: int, seed: int, progress: Progress) -> None:
@@ -77,10 +82,10 @@ def _count_step(progress: Progress) -> Callable[[], None]:
     return count
 
 
-async def _chat(base_url: str, seed: int, progress: Progress) -> None:
+async def _chat(base_url: str, number: int, seed: int, progress: Progress) -> None:
     """One stranger after the other asks once, about a text of his own, and never comes back."""
     client: Any = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=600)
-    rng = random.Random(seed)
+    rng = random.Random(seed * CHATS + number)
     texts = _texts()
     async with client:
         while True:
@@ -97,6 +102,7 @@ async def _chat(base_url: str, seed: int, progress: Progress) -> None:
                 if chunk.usage is not None:
                     progress.chat_prompt_tokens += chunk.usage.prompt_tokens
             progress.chats += 1
+            await asyncio.sleep(_CHAT_THINK_S)
 
 
 def _texts() -> Sequence[Path]:
