@@ -29,7 +29,7 @@ class SagaBlockPool(BlockPool):
                 self._move_victims_to_front(num_blocks)
             except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
                 detach(self, "choosing victims failed")
-        return super().get_new_blocks(num_blocks)
+        return BlockPool.get_new_blocks(self, num_blocks)  # Not super(): detach changes the class.
 
     def _move_victims_to_front(self, num_blocks: int) -> None:
         index = self.saga.index
@@ -41,10 +41,14 @@ class SagaBlockPool(BlockPool):
         chosen = index.victims(
             wanted, now_s=self.saga.clock(), is_idle=lambda block: _is_evictable(blocks[block])
         )
-        for block_id in chosen:
-            self.free_block_queue.remove(blocks[block_id])
-        self.free_block_queue.prepend_n([blocks[block_id] for block_id in chosen])
-        self.saga.counters.chosen_blocks += len(chosen)
+        moved: list[KVCacheBlock] = []
+        try:
+            for block_id in chosen:
+                self.free_block_queue.remove(blocks[block_id])
+                moved.append(blocks[block_id])
+        finally:
+            self.free_block_queue.prepend_n(moved)
+        self.saga.counters.chosen_blocks += len(moved)
 
     def _count_unheld_at_front(self, limit: int) -> int:
         """Blocks at the queue's front that no run holds: empty ones, and cached ones of nobody."""
@@ -60,13 +64,13 @@ class SagaBlockPool(BlockPool):
         return count
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
-        hashes = _hashes(self, block)
+        block_hash = block.block_hash
         evicted = super()._maybe_evict_cached_block(block)
         if evicted:
-            cache = self.cached_block_hash_to_block
-            lost = [h for h in hashes if cache.get_one_block(h) is None]
             try:
-                self.saga.evicted(block.block_id, lost)
+                cache = self.cached_block_hash_to_block
+                lost = block_hash is not None and cache.get_one_block(block_hash) is None
+                self.saga.evicted(block.block_id, block_hash if lost else None)
             except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
                 detach(self, "recording an eviction failed")
         return evicted
@@ -75,12 +79,26 @@ class SagaBlockPool(BlockPool):
         self, block_hash_with_group_id: Any, block: KVCacheBlock, *args: Any, **kwargs: Any
     ) -> None:
         super()._insert_block_hash(block_hash_with_group_id, block, *args, **kwargs)
-        self.saga.ghosts.cached(block_hash_with_group_id)
+        try:
+            self.saga.ghosts.cached(block_hash_with_group_id)
+        except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
+            detach(self, "recording a cached block failed")
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Blocks whose content turned out to be bad: lost, but not for want of room."""
+        hashes = [self.blocks[block_id].block_hash for block_id in block_ids]
+        super().evict_blocks(block_ids)
+        for block_hash in hashes:
+            if block_hash is not None:
+                self.saga.ghosts.cached(block_hash)
 
     def reset_prefix_cache(self) -> bool:
         done = super().reset_prefix_cache()
         if done:
-            self.saga.reset()
+            try:
+                self.saga.reset()
+            except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
+                detach(self, "resetting failed")
         return done
 
 
@@ -107,8 +125,3 @@ def detach(pool: BlockPool, reason: str) -> None:
 
 def _is_evictable(block: KVCacheBlock) -> bool:
     return block.ref_cnt == 0 and not block.is_null and block.block_hash is not None
-
-
-def _hashes(pool: BlockPool, block: KVCacheBlock) -> list[Any]:
-    extra = pool.cached_block_hashes_by_block.get(block.block_id, ())
-    return [h for h in (block.block_hash, *extra) if h is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from gpu_backend.kv_retention import OBSERVE
 from saga_core.errors import SettingsError
@@ -41,12 +41,25 @@ class WorkerConfig:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> WorkerConfig:
-        """Read the settings of this process.
+        """Read SAGA_POLICY, and SAGA_<FIELD> for each field of RetentionSettings.
 
         Raises:
             SettingsError: a value is not one that the setting takes.
         """
-        return cls(policy=environment.get(POLICY_VARIABLE) or DEFAULT_POLICY)
+        values: dict[str, float] = {}
+        for setting in fields(RetentionSettings):
+            variable = f"SAGA_{setting.name.upper()}"
+            text = environment.get(variable)
+            if text:
+                try:
+                    number = float(text)
+                except ValueError as error:
+                    raise SettingsError(f"{variable}={text!r} must be a number") from error
+                values[setting.name] = int(number) if setting.type == "int" else number
+        return cls(
+            policy=environment.get(POLICY_VARIABLE) or DEFAULT_POLICY,
+            retention=RetentionSettings(**values),  # type: ignore[arg-type]
+        )
 
 
 def is_enabled(environment: Mapping[str, str] = os.environ) -> bool:

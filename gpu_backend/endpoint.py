@@ -66,8 +66,23 @@ class SagaEndpoint:
     async def _ask(self, message: dict[str, object]) -> JSONResponse:
         if self._engine_core is None:
             return _error(503, "this server has no engine")
-        answer = await self._engine_core.call_utility_async("saga_control", json.dumps(message))
-        return JSONResponse(json.loads(answer))
+        try:
+            answers = await self._engine_core.call_utility_all_async(
+                "saga_control", json.dumps(message)
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is to be told
+            return _error(503, f"the engine does not answer the SAGA plugin: {error}")
+        return JSONResponse(_merge([json.loads(answer) for answer in answers]))
+
+
+def _merge(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """One state for all data-parallel engines: numbers are summed, the rest is the first one's."""
+    merged = {**states[0], "engines": len(states)}
+    for name in ("counters", "held"):
+        if name in merged:
+            merged[name] = {key: sum(s[name][key] for s in states) for key in merged[name]}
+    merged["enabled"] = all(state["enabled"] for state in states)
+    return merged
 
 
 def plugin() -> SagaEndpoint:

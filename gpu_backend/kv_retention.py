@@ -80,9 +80,17 @@ class KVRetention:
             self.index.resume(session_id, now_s=self.clock())
 
     def admitted(
-        self, *, prompt_tokens: int, cached_tokens: int, lost_blocks: int, preempted: bool
+        self,
+        *,
+        session_id: str | None,
+        prompt_tokens: int,
+        cached_tokens: int,
+        lost_blocks: int,
+        preempted: bool,
     ) -> None:
         """A waiting request has got its blocks and runs."""
+        if self.index is not None and session_id is not None:
+            self.index.started(session_id, now_s=self.clock())
         c = self.counters
         computed = prompt_tokens - cached_tokens
         if preempted:
@@ -101,11 +109,11 @@ class KVRetention:
 
     # Events of the block pool
 
-    def evicted(self, block: int, lost_hashes: Sequence[Hashable]) -> None:
-        """A cached block lost its content; ``lost_hashes`` are resident nowhere else."""
+    def evicted(self, block: int, lost_hash: Hashable | None) -> None:
+        """A cached block lost its content; ``lost_hash`` is now resident nowhere."""
         self.counters.evicted_blocks += 1
-        for block_hash in lost_hashes:
-            self.ghosts.evicted(block_hash)
+        if lost_hash is not None:
+            self.ghosts.evicted(lost_hash)
         if self.index is not None:
             self.index.evicted(block)
 

@@ -19,12 +19,14 @@ def register() -> None:
     """
     if not is_enabled():
         return
+    if _installed():
+        return
     try:
         from gpu_backend import compat
 
         mismatch = compat.find_mismatch()
-    except (ImportError, AttributeError, TypeError) as error:
-        mismatch = str(error)
+    except Exception as error:  # noqa: BLE001 - whatever has moved, vLLM must start
+        mismatch = f"{type(error).__name__}: {error}"
     if mismatch is not None:
         logger.error(
             "SAGA is off, vLLM serves as stock: this vLLM differs from the supported ones: %s",
@@ -34,14 +36,18 @@ def register() -> None:
     _install()
 
 
+def _installed() -> bool:
+    from vllm.v1.engine.core import EngineCore
+
+    return hasattr(EngineCore, "saga_control")
+
+
 def _install() -> None:
     from vllm.config.scheduler import SchedulerConfig
     from vllm.v1.engine.core import EngineCore
 
     from gpu_backend.scheduler import saga_scheduler_class
 
-    if hasattr(EngineCore, "saga_control"):
-        return
     stock = SchedulerConfig.get_scheduler_cls
 
     def get_scheduler_cls(self: SchedulerConfig) -> type:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 
 
 class GhostBlocks:
@@ -36,18 +36,22 @@ class GhostBlocks:
         self._ghosts.clear()
 
     def count_lost(
-        self, block_hashes: Sequence[Hashable], is_resident: Callable[[Hashable], bool]
+        self, block_hashes: Iterable[Hashable], is_resident: Callable[[Hashable], bool]
     ) -> int:
-        """Blocks at the start of ``block_hashes`` that were cached once.
+        """Blocks at the start of ``block_hashes`` that were cached once and cannot be used now.
+
+        The first of them has to be an evicted one: a resident block right behind the hit was not
+        lost, the engine chose not to use it.
 
         Args:
             block_hashes: a request's full blocks from the end of its hit on, without the block
-                that holds the last prompt token, which is computed in any case.
+                that holds the last prompt token, which is computed in any case. Read only as far
+                as they are lost.
             is_resident: whether a block is cached now; behind a gap it is of no use.
         """
         lost = 0
         for block_hash in block_hashes:
-            if block_hash not in self._ghosts and not is_resident(block_hash):
+            if block_hash not in self._ghosts and not (lost and is_resident(block_hash)):
                 break
             lost += 1
         return lost

@@ -11,6 +11,7 @@ import functools
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,8 +32,13 @@ class SagaSchedulerMixin:
 
     saga: KVRetention | None = None
     kv_cache_manager: Any
+    sched_step_seq: int
+    processed_step_seq: int
+    _request_blocks_can_be_freed: Callable[[Request], bool]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Releases whose blocks vLLM gives back later, with the step that has to end first.
+        self._saga_deferred: deque[tuple[int, Callable[[KVRetention], None]]] = deque()
         super().__init__(*args, **kwargs)
         try:
             self._saga_attach(WorkerConfig.from_environment())
@@ -45,8 +51,14 @@ class SagaSchedulerMixin:
         self._saga_guard(lambda saga: saga.arrived(request.session_id), None)
 
     def _free_request_blocks(self, request: Request) -> None:
-        self._saga_guard(lambda saga: self._saga_released(saga, request), None)
+        self._saga_guard(lambda saga: self._saga_release(saga, request), None)
         super()._free_request_blocks(request)  # type: ignore[misc]
+
+    def _drain_deferred_frees(self) -> None:
+        super()._drain_deferred_frees()  # type: ignore[misc]
+        while self._saga_deferred and self._saga_deferred[0][0] <= self.processed_step_seq:
+            _, release = self._saga_deferred.popleft()
+            self._saga_guard(release, None)
 
     def saga_control(self, message: dict[str, Any]) -> dict[str, Any]:
         """Take a message of the control API: a notice body, or a request for the state.
@@ -78,7 +90,7 @@ class SagaSchedulerMixin:
         )
         self._saga_counts_regret = len(groups) == 1 and saga.block_tokens == pool.hash_block_size
         if not self._saga_counts_regret:
-            logger.warning("SAGA counts no regret: the model has more than one KV cache group")
+            logger.warning("SAGA counts no regret: the blocks are not those that vLLM hashes")
         block_pool.attach(pool, saga)
         manager.allocate_slots = functools.partial(self._saga_allocate, manager.allocate_slots)
         self.saga = saga
@@ -103,11 +115,13 @@ class SagaSchedulerMixin:
     ) -> Any:
         """vLLM's allocate_slots; the first success for a waiting request is its admission.
 
-        What the request lost is counted before the allocation, which caches its own blocks.
+        What the request lost is counted before the allocation, which caches its own blocks. A
+        request with computed tokens has been admitted before, or its KV has just been loaded.
         """
-        if request.status == RequestStatus.RUNNING:
+        if request.status == RequestStatus.RUNNING or request.num_computed_tokens:
             return allocate(request, *args, **kwargs)
-        cached_tokens = kwargs.get("num_new_computed_tokens", 0)
+        local = kwargs.get("num_new_computed_tokens", 0)
+        cached_tokens = local + kwargs.get("num_external_computed_tokens", 0)
         lost_blocks = self._saga_guard(
             lambda saga: self._saga_lost_blocks(saga, request, cached_tokens), 0
         )
@@ -115,6 +129,7 @@ class SagaSchedulerMixin:
         if new_blocks is not None:
             self._saga_guard(
                 lambda saga: saga.admitted(
+                    session_id=request.session_id,
                     prompt_tokens=request.num_tokens,
                     cached_tokens=cached_tokens,
                     lost_blocks=lost_blocks,
@@ -125,28 +140,56 @@ class SagaSchedulerMixin:
         return new_blocks
 
     def _saga_lost_blocks(self, saga: KVRetention, request: Request, cached_tokens: int) -> int:
-        if not self._saga_counts_regret:
+        if not self._saga_counts_regret or not len(saga.ghosts) or request.num_preemptions:
             return 0
+        if not self.kv_cache_manager.prefix_cache_lookup_enabled(request):
+            return 0
+        cache = self.kv_cache_manager.block_pool.cached_block_hash_to_block
         start = cached_tokens // saga.block_tokens
         stop = (request.num_tokens - 1) // saga.block_tokens
-        cache = self.kv_cache_manager.block_pool.cached_block_hash_to_block
-        hashes = [
+        hashes = (
             make_block_hash_with_group_id(block_hash, 0)
-            for block_hash in request.block_hashes[start:stop]
-        ]
+            for block_hash in itertools.islice(request.block_hashes, start, stop)
+        )
         return saga.ghosts.count_lost(hashes, lambda h: cache.get_one_block(h) is not None)
 
-    def _saga_released(self, saga: KVRetention, request: Request) -> None:
+    def _saga_release(self, saga: KVRetention, request: Request) -> None:
+        """Record what the request leaves behind, when vLLM gives the blocks back.
+
+        With a step in flight that may still write them that is later: until then they are nobody's
+        to give up.
+        """
         if saga.index is None:
             return
+        pool = self.kv_cache_manager.block_pool
         groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
         blocks = [
             block.block_id
             for same_depth in itertools.zip_longest(*groups)
             for block in same_depth
-            if block is not None and not block.is_null and block.block_hash is not None
+            if block is not None and block.block_hash is not None and _is_of(pool, block)
         ]
-        saga.released(request.session_id, blocks, preempted=not request.is_finished())
+        release = functools.partial(
+            _released,
+            session_id=request.session_id,
+            blocks=blocks,
+            preempted=not request.is_finished(),
+        )
+        if self._request_blocks_can_be_freed(request):
+            release(saga)
+        else:
+            self._saga_deferred.append((self.sched_step_seq, release))
+
+
+def _released(
+    saga: KVRetention, session_id: str | None, blocks: list[int], preempted: bool
+) -> None:
+    saga.released(session_id, blocks, preempted=preempted)
+
+
+def _is_of(pool: Any, block: Any) -> bool:
+    """Whether the block is one of this pool's: some models keep part of their KV in another."""
+    return block.block_id < len(pool.blocks) and pool.blocks[block.block_id] is block
 
 
 @functools.cache

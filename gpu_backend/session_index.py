@@ -8,8 +8,9 @@ given it up, so a shared prefix outlives all that stands on it.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from saga_core.durations import PauseDurations
@@ -22,18 +23,34 @@ from saga_core.types import Pause, ToolType
 _ANY_PAUSE = "any"
 
 
+_SLACK = 16
+# Sessions that share a prefix hold its blocks each: their entries, 8 bytes each, are bounded.
+_MAX_ENTRIES_PER_BLOCK = 64
+
+
 @dataclass(slots=True)
 class _Held:
-    """The blocks of one run, in chain order, each with the generation it had when recorded."""
+    """The blocks of one run, in chain order, each with the generation it had when recorded.
+
+    Attributes:
+        live: of a plain run, the blocks that it still owns.
+        is_branch: another request of the session was under way when this was recorded.
+    """
 
     run_id: int
     session_id: str | None
-    blocks: list[tuple[int, int]]
+    blocks: array[int]
+    generations: array[int]
     last_used_s: float
     pause_from_s: float
     state: RunState = RunState.IDLE
     pause: Pause | None = None
     live: int = 0
+    is_branch: bool = False
+
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """Blocks with their generations, in chain order."""
+        return zip(self.blocks, self.generations, strict=True)
 
 
 @dataclass(slots=True)
@@ -68,6 +85,9 @@ class SessionIndex:
     _generation: list[int] = field(init=False)
     _plain_owner: dict[int, _Held] = field(init=False, default_factory=dict)
     _session_blocks: int = field(init=False, default=0)
+    _session_entries: int = field(init=False, default=0)
+    # Requests of a session that have arrived and not ended; only sessions that have some.
+    _outstanding: dict[str, int] = field(init=False, default_factory=dict)
     _next_run_id: int = field(init=False, default=0)
     _durations: PauseDurations = field(init=False, default_factory=PauseDurations)
     _reuse: ReuseModel = field(init=False, default_factory=ReuseModel)
@@ -90,48 +110,61 @@ class SessionIndex:
         """A request gave up its blocks (cached ones, in chain order).
 
         They replace those of the session's request before: blocks that the new chain no longer
-        contains are superseded and rank as a plain request's. With no blocks the session keeps
-        what it had. ``resuming`` says that the request was preempted and comes back by itself.
+        contains are superseded and rank as a plain request's, unless other requests of the session
+        are still under way. With no blocks the session keeps what it had. ``resuming`` says that
+        the request was preempted and comes back by itself.
         """
         if session_id is None:
             if blocks:
                 self._add_plain(blocks, last_used_s=now_s, now_s=now_s)
             return
+        others = self._outstanding.get(session_id, 0) - 1
+        if not resuming:
+            self._set_outstanding(session_id, others)
         before = self._sessions.get(session_id)
-        if not blocks and before is not None:
-            blocks = [block for block, generation in before.blocks if self._is(block, generation)]
+        if before is not None and (not blocks or others > 0 or before.is_branch):
+            blocks = [*blocks, *self._still_there(before, set(blocks))]
         held = self._new_held(session_id, blocks, now_s)
-        for block, _ in held.blocks:
+        self._session_entries += len(held.blocks)
+        for block in held.blocks:
             self._claim(block)
         if before is not None:
-            self._release(before, now_s=now_s)
+            self._release(before, now_s=now_s, kept=set(held.blocks))
         self._sessions[session_id] = held
         self._sessions.move_to_end(session_id)
-        if resuming:
-            held.state = RunState.RESUMING
-        else:
-            held.state, held.pause = RunState.PAUSED, self._expected_pause()
+        held.is_branch = others > 0
+        held.state = RunState.RESUMING if resuming or others > 0 else RunState.PAUSED
+        held.pause = self._expected_pause()
         self._rank(held, now_s=now_s)
-        while len(self._sessions) > self.settings.max_sessions:
-            _, oldest = self._sessions.popitem(last=False)
-            self._release(oldest, now_s=now_s)
+        self._keep_bounds(now_s)
 
     def resume(self, session_id: str, *, now_s: float) -> None:
         """The session's next request has arrived and waits; its KV is about to be read."""
+        others = self._outstanding.get(session_id, 0)
+        self._set_outstanding(session_id, others + 1)
         held = self._sessions.get(session_id)
         if held is None:
             return
-        if held.state is not RunState.RESUMING:
+        if not others:
             self._durations.observe(_ANY_PAUSE, max(0.0, now_s - held.last_used_s))
             self._reuse.observe(_ANY_PAUSE, returned=True)
         self._set(held, RunState.RESUMING, held.pause, now_s)
+
+    def started(self, session_id: str, *, now_s: float) -> None:
+        """The waiting request has taken what it could use of its session's KV.
+
+        What it left is superseded; what it took is in use, and recorded again at its end.
+        """
+        held = self._sessions.get(session_id)
+        if held is not None and self._outstanding.get(session_id, 0) <= 1:
+            self._set(held, RunState.IDLE, None, now_s)
 
     def pause(self, session_id: str, pause: Pause, *, now_s: float) -> bool:
         """Somebody who knows more says what the session waits for. False: no such session here."""
         held = self._sessions.get(session_id)
         if held is None:
             return False
-        if held.state is RunState.RESUMING:  # The notice was overtaken by the next request.
+        if session_id in self._outstanding:  # The notice was overtaken by the next request.
             return True
         self._set(held, RunState.PAUSED, pause, now_s)
         return True
@@ -141,7 +174,7 @@ class SessionIndex:
         held = self._sessions.get(session_id)
         if held is None:
             return False
-        if held.state in (RunState.IDLE, RunState.PAUSED):
+        if held.state is RunState.PAUSED:
             held.pause_from_s = now_s
             self._set(held, RunState.PAUSED, held.pause or self._expected_pause(), now_s)
         return True
@@ -169,7 +202,7 @@ class SessionIndex:
         for block in range(self.num_blocks):
             self._generation[block] += 1
             self._claims[block] = 0
-        self._session_blocks = 0
+        self._session_blocks = self._session_entries = 0
         self._plain_owner.clear()
         self._sessions.clear()
         self._held.clear()
@@ -194,11 +227,12 @@ class SessionIndex:
                 break
             held = self._held[run_id]
             while held.blocks and len(chosen) < count:
-                block, generation = held.blocks.pop()
+                block, generation = held.blocks.pop(), held.generations.pop()
+                self._session_entries -= held.session_id is not None
                 if self._give_up(held, block, generation) and is_idle(block):
                     chosen.append(block)
             if not held.blocks or (held.session_id is None and held.live == 0):
-                self._drop(held)
+                self._lost_all(held)
         return chosen
 
     def counts(self) -> IndexCounts:
@@ -210,19 +244,24 @@ class SessionIndex:
         claims = [0] * self.num_blocks
         for session_id, held in self._sessions.items():
             assert held.session_id == session_id
-            for block, generation in held.blocks:
+            for block, generation in held.entries():
                 claims[block] += self._is(block, generation)
         assert claims == self._claims
+        entries = sum(len(held.blocks) for held in self._sessions.values())
+        assert entries == self._session_entries
+        assert entries <= _MAX_ENTRIES_PER_BLOCK * self.num_blocks
+        assert all(count > 0 for count in self._outstanding.values())
         assert self._session_blocks == sum(count > 0 for count in claims)
         live: dict[int, int] = {}
         for block, held in self._plain_owner.items():
             assert self._held[held.run_id] is held
-            assert (block, self._generation[block]) in held.blocks
+            assert (block, self._generation[block]) in set(held.entries())
             live[held.run_id] = live.get(held.run_id, 0) + 1
         for run_id, held in self._held.items():
             assert run_id == held.run_id
             assert run_id in self._order
             assert held.session_id is not None or held.live == live[run_id] > 0
+            assert held.session_id is not None or len(held.blocks) <= 2 * held.live + _SLACK
         assert len(self._order) == len(self._held)
 
     # Internals
@@ -232,8 +271,38 @@ class SessionIndex:
 
     def _new_held(self, session_id: str | None, blocks: Sequence[int], now_s: float) -> _Held:
         self._next_run_id += 1
-        tagged = [(block, self._generation[block]) for block in blocks]
-        return _Held(self._next_run_id, session_id, tagged, now_s, pause_from_s=now_s)
+        return _Held(
+            self._next_run_id,
+            session_id,
+            array("I", blocks),
+            array("I", (self._generation[block] for block in blocks)),
+            now_s,
+            pause_from_s=now_s,
+        )
+
+    def _still_there(self, held: _Held, without: set[int]) -> list[int]:
+        return [
+            block
+            for block, generation in held.entries()
+            if block not in without and self._is(block, generation)
+        ]
+
+    def _set_outstanding(self, session_id: str, count: int) -> None:
+        if count > 0:
+            self._outstanding[session_id] = count
+        else:
+            self._outstanding.pop(session_id, None)
+
+    def _keep_bounds(self, now_s: float) -> None:
+        """Let the least recently used sessions go when there are too many, or too many entries."""
+        max_entries = _MAX_ENTRIES_PER_BLOCK * self.num_blocks
+        while len(self._sessions) > self.settings.max_sessions or (
+            self._session_entries > max_entries
+        ):
+            _, oldest = self._sessions.popitem(last=False)
+            if oldest.state is RunState.PAUSED:
+                self._reuse.observe(_ANY_PAUSE, returned=False)
+            self._release(oldest, now_s=now_s, kept=set())
 
     def _expected_pause(self) -> Pause:
         return Pause(
@@ -264,7 +333,7 @@ class SessionIndex:
 
     def _add_plain(self, blocks: Sequence[int], *, last_used_s: float, now_s: float) -> None:
         held = self._new_held(None, blocks, last_used_s)
-        for block, _ in held.blocks:
+        for block in held.blocks:
             self._disown(block)
             self._plain_owner[block] = held
             held.live += 1
@@ -286,6 +355,18 @@ class SessionIndex:
             owner.live -= 1
             if owner.live == 0:
                 self._drop(owner)
+            elif len(owner.blocks) > 2 * owner.live + _SLACK:
+                self._shrink(owner)
+
+    def _shrink(self, held: _Held) -> None:
+        """Forget the entries of a plain run that others have taken over."""
+        rest = [
+            (block, generation)
+            for block, generation in held.entries()
+            if self._plain_owner.get(block) is held and self._is(block, generation)
+        ]
+        held.blocks = array("I", (block for block, _ in rest))
+        held.generations = array("I", (generation for _, generation in rest))
 
     def _give_up(self, held: _Held, block: int, generation: int) -> bool:
         """Take the block from the run; True when nobody holds it any more."""
@@ -300,15 +381,31 @@ class SessionIndex:
             self._unclaim(block)
         return not self.is_held(block)
 
-    def _release(self, held: _Held, *, now_s: float) -> None:
-        """Drop a session's run; blocks that nobody else holds go on as a plain run."""
-        orphans = [
-            block for block, generation in held.blocks if self._give_up(held, block, generation)
-        ]
-        held.blocks = []
+    def _release(self, held: _Held, *, now_s: float, kept: set[int]) -> None:
+        """Drop a session's run; blocks that its successor does not keep go on as a plain run.
+
+        So do those that others hold, where this use was the latest: else they would fall back to
+        an older use, and be victims before the blocks that stand on them.
+        """
+        rest = []
+        for block, generation in held.entries():
+            if self._is(block, generation):
+                self._unclaim(block)
+                owner = self._plain_owner.get(block)
+                is_latest = owner is None or owner.last_used_s <= held.last_used_s
+                if is_latest and block not in kept:
+                    rest.append(block)
+        self._session_entries -= len(held.blocks)
+        held.blocks, held.generations = array("I"), array("I")
         self._drop(held)
-        if orphans:
-            self._add_plain(orphans, last_used_s=held.last_used_s, now_s=now_s)
+        if rest:
+            self._add_plain(rest, last_used_s=held.last_used_s, now_s=now_s)
+
+    def _lost_all(self, held: _Held) -> None:
+        """A run has given up its last block. A session that still paused counts as ended."""
+        if held.session_id is not None and held.state is RunState.PAUSED:
+            self._reuse.observe(_ANY_PAUSE, returned=False)
+        self._drop(held)
 
     def _drop(self, held: _Held) -> None:
         """Forget a run that holds no blocks. A session stays known, so that its facts survive."""

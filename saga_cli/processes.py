@@ -116,11 +116,13 @@ class Service:
         if self._process is None:
             return
         self._signal_group(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(grace_s)
-        self._signal_group(signal.SIGKILL)
-        self._process.wait()
-        self._process = None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_s)
+        finally:  # Also when a second Ctrl-C interrupts the wait.
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
 
     def _signal_group(self, number: signal.Signals) -> None:
         assert self._process is not None

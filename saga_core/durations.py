@@ -56,4 +56,4 @@ class PauseDurations:
         ordered = window[1] if window is not None else []
         if len(ordered) < _ENOUGH:
             return max([PRIOR_P95_S[prior], *ordered[-1:]])
-        return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+        return ordered[(95 * len(ordered) - 1) // 100]

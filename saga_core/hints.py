@@ -78,15 +78,17 @@ class Decoded:
 def clean(value: str) -> str | None:
     """Make any text a legal hint value: foreign characters become ``-``, the length is capped.
 
-    Returns None when nothing legal is left.
+    A legal value stays as it is. Returns None when nothing legal is left.
     """
+    if _TOKEN.fullmatch(value):
+        return value
     cleaned = _NOT_TOKEN.sub("-", value).strip("-")[:MAX_VALUE_CHARS]
     return cleaned or None
 
 
 def encode(hints: Hints) -> dict[str, str]:
-    """Write hints as headers. Fields that are not said, and text that cannot be made legal, are
-    left out; the result is always safe to send.
+    """Write hints as headers. Fields that are not said, numbers out of range, and text that cannot
+    be made legal are left out; the result is always safe to send.
     """
     headers: dict[str, str] = {}
     for field, header in HEADERS.items():
@@ -94,7 +96,7 @@ def encode(hints: Hints) -> dict[str, str]:
         if value is None or value is False:
             continue
         text = "1" if value is True else clean(str(value))
-        if text:
+        if text and _parse(field, text) is not None:
             headers[header] = text
     return headers
 

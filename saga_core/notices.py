@@ -54,7 +54,8 @@ def decode_notices(body: object) -> list[Notice]:
     Raises:
         NoticeError: anything in the body is not as documented; nothing of it is to be applied.
     """
-    if not isinstance(body, Mapping) or body.get("version") != VERSION:
+    version = body.get("version") if isinstance(body, Mapping) else None
+    if not isinstance(body, Mapping) or isinstance(version, bool) or version != VERSION:
         raise NoticeError(f'the body must be an object with "version": {VERSION}')
     items = body.get("notices")
     if not isinstance(items, list) or len(items) > MAX_NOTICES:

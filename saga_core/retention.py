@@ -158,7 +158,7 @@ class EvictionOrder:
         heapq.heappush(self._by_key, key)
         if key.review_s < math.inf:
             heapq.heappush(self._by_review, (key.review_s, run.run_id))
-        if len(self._by_key) > 2 * len(self._runs) + 64:
+        if max(len(self._by_key), len(self._by_review)) > 2 * len(self._runs) + 64:
             self._compact()
 
     def discard(self, run_id: int) -> None:

@@ -22,7 +22,8 @@ class RetentionSettings:
         pressure_low, pressure_high: share of the KV pool held where the TTL begins to shrink and
             where it has shrunk to half, 0 to 1, low below high.
         max_sessions: sessions that a worker keeps facts about, at least 1.
-        max_ghost_blocks: evicted block hashes remembered to count regret; 0 counts none.
+        max_ghost_blocks: evicted block hashes remembered to count regret, about 200 bytes each; 0
+            counts none.
     """
 
     alpha: float = 0.3
@@ -34,7 +35,7 @@ class RetentionSettings:
     pressure_low: float = 0.7
     pressure_high: float = 0.9
     max_sessions: int = 100_000
-    max_ghost_blocks: int = 1_000_000
+    max_ghost_blocks: int = 250_000
 
     def __post_init__(self) -> None:
         ranges: dict[str, tuple[float, float]] = {

@@ -13,7 +13,7 @@ def ttl_s(pause_p95_s: float, pressure: float, settings: RetentionSettings) -> f
 
     Args:
         pause_p95_s: 95th percentile of the pause's length, seconds.
-        pressure: KV held by running and protected sessions ÷ KV capacity.
+        pressure: KV that sessions hold, paused or running ÷ KV capacity.
         settings: bounds of the TTL and of the pressure.
     """
     span = settings.pressure_high - settings.pressure_low

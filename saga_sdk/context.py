@@ -13,8 +13,11 @@ from uuid import UUID
 
 from saga_core.hints import Hints, clean
 from saga_core.types import tool_type_of
+from saga_sdk.events import Event, EventKind, sender
+from saga_sdk.guard import Guard
 
 MAX_CALLS = 10_000
+MAX_EVENT_URLS = 8
 _MAX_STEM_CHARS = 200
 
 
@@ -40,12 +43,16 @@ class Session:
     """One growing conversation: numbers its LLM calls and keeps the tool that ended last.
 
     Thread-safe.
+
+    Attributes:
+        event_urls: where the servers that its calls went to would take events; 8 at most.
     """
 
-    __slots__ = ("_lock", "_next_step", "_tool_name", "id")
+    __slots__ = ("_lock", "_next_step", "_tool_name", "event_urls", "id")
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
+        self.event_urls: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self._next_step = 0
         self._tool_name: str | None = None
@@ -62,6 +69,12 @@ class Session:
         with self._lock:
             self._tool_name = tool_name
 
+    def sent_to(self, events_url: str) -> None:
+        """Note the server that a call with this session's id goes to."""
+        with self._lock:
+            if events_url not in self.event_urls and len(self.event_urls) < MAX_EVENT_URLS:
+                self.event_urls = (*self.event_urls, events_url)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -69,10 +82,12 @@ class Call:
 
     Attributes:
         deadline_at_s: on the monotonic clock.
+        session: the session whose step it is.
     """
 
     hints: Hints
     deadline_at_s: float | None = None
+    session: Session | None = None
 
     def hints_at(self, now_s: float) -> Hints:
         """The hints with the time left until the deadline, which is never below 0."""
@@ -147,7 +162,13 @@ class WorkflowRun:
             tool=None if tool_name is None else tool_type_of(tool_name),
             tool_name=tool_name,
         )
-        return Call(hints, self.deadline_at_s)
+        return Call(hints, self.deadline_at_s, self.session)
+
+    def _end(self) -> None:
+        # A session that the user named may go on elsewhere.
+        if not self.session_given:
+            ids = (self.session.id, self.task_id, self.workflow_id)
+            sender.put(Event(EventKind.SESSION_END, *ids, self.session.event_urls))
 
 
 # A run id alone, never a token: callbacks of one run may end in another context than they began.
@@ -204,6 +225,8 @@ class WorkflowContext:
         run = _current_workflow.get()
         if run is not None and run._entered_by is self:
             _current_workflow.set(run.outer)
+            with Guard("end of a block"):
+                run._end()
 
     async def __aenter__(self) -> WorkflowRun:
         return self.__enter__()
@@ -228,7 +251,8 @@ def workflow(
     LLM calls of bare clients in the block are steps of one session. A LangChain run in the block
     belongs to the block's task; it is a session of its own whose parent is the block's, unless
     ``session_id`` is given or the run is a single model call. A nested block is a part of the
-    enclosing block's task, in a session whose parent is the enclosing block's.
+    enclosing block's task, in a session whose parent is the enclosing block's. With the block ends
+    its session, unless ``session_id`` is given: allow-listed gateways that saw it are told.
 
     Args:
         name: the kind of agent, the same in every run of it.

@@ -44,6 +44,19 @@ def origin_of(url: str) -> tuple[str, str, int]:
     return scheme, host, port
 
 
+def events_url(url: str) -> str:
+    """Where the server behind an LLM call's URL takes events, if it is a SAGA gateway.
+
+    A path before ``/v1`` is kept, user and password are not.
+
+    Raises:
+        SettingsError: the URL is not an absolute http or https one.
+    """
+    scheme, host, port = origin_of(url)
+    prefix = urlsplit(url).path.rpartition("/v1/")[0]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{prefix}/saga/v1/events"
+
+
 def is_llm_call(request: Request) -> bool:
     """Whether a request generates text: chat, completion or response."""
     return request.method == "POST" and str(request.url.path).endswith(_LLM_PATHS)

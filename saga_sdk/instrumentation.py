@@ -1,11 +1,10 @@
-"""The switch: wraps the OpenAI client's request hook, and keeps the hosts that may see hints."""
+"""The switch: wraps the OpenAI client's request hook."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import importlib.util
-import os
 import sys
 import threading
 import time
@@ -13,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from saga_core.hints import Hints
+from saga_core.hints import HEADERS, Hints
 from saga_sdk import headers
 from saga_sdk.context import Call, current_call
 from saga_sdk.guard import Guard, warn_once
+from saga_sdk.hosts import allowed
 
 _METHOD = "_prepare_request"
-_ENV_VARS = ("SAGA_BASE_URL", "OPENAI_BASE_URL")
 
 
 @dataclass(slots=True)
@@ -36,7 +35,6 @@ class _State:
     """What is switched on in this process. Changed under the lock, read without it."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
-    origins: frozenset[tuple[str, str, int]] = frozenset()
     workflow: str | None = None
     patches: list[_Patch] = field(default_factory=list)
 
@@ -58,7 +56,7 @@ def instrument(base_urls: str | Iterable[str] | None = None, workflow: str | Non
     Raises:
         SettingsError: a URL in ``base_urls`` is not an absolute http or https one.
     """
-    allow(base_urls)
+    allowed.add(base_urls)
     if workflow is not None:
         with _state.lock:
             _state.workflow = str(workflow)
@@ -71,8 +69,8 @@ def uninstrument() -> None:
 
     Handlers added by hand stay where they are, but their hints are no longer sent.
     """
+    allowed.clear()
     with _state.lock:
-        _state.origins = frozenset()
         _state.workflow = None
         kept = []
         for patch in _state.patches:
@@ -88,35 +86,6 @@ def uninstrument() -> None:
 def default_workflow() -> str | None:
     """The workflow that :func:`instrument` was told."""
     return _state.workflow
-
-
-def allow(base_urls: str | Iterable[str] | None) -> None:
-    """Add base URLs, else those of the environment, to the allow list.
-
-    Raises:
-        SettingsError: a URL in ``base_urls`` is not an absolute http or https one.
-    """
-    if base_urls is None:
-        found = _origins_of_environment()
-    else:
-        urls = [base_urls] if isinstance(base_urls, str) else base_urls
-        found = {headers.origin_of(str(url)) for url in urls}
-    with _state.lock:
-        _state.origins |= found
-        if not _state.origins:
-            warn_once("allow list", f"no base URL is given, nor in {_ENV_VARS}: no hints are sent")
-
-
-def _origins_of_environment() -> set[tuple[str, str, int]]:
-    found: set[tuple[str, str, int]] = set()
-    for name in _ENV_VARS:
-        for url in os.environ.get(name, "").split(","):
-            if url.strip():
-                with Guard(f"reading of {name}"):
-                    found.add(headers.origin_of(url))
-        if found:
-            break
-    return found
 
 
 def patch_openai() -> None:
@@ -166,18 +135,27 @@ def _wrap_async(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaita
 
 def _add_headers(request: headers.Request) -> None:
     with Guard("request hook"):
-        if not _state.origins or not headers.is_llm_call(request):
+        if not allowed or not headers.is_llm_call(request):
             return
         # The request's own URL, not the client's: it says where the headers go.
-        if headers.origin_of(str(request.url)) not in _state.origins:
+        url = str(request.url)
+        if url not in allowed:
             return
         call = current_call(is_retry=headers.is_retry(request))
         if call is None and _state.workflow is not None:
             call = Call(Hints(workflow_id=_state.workflow))
         if call is not None:
             headers.add_hints(request.headers, call.hints_at(time.monotonic()))
+            _note_session(request, call, url)
         with Guard("trace context"):
             headers.add_trace_context(request.headers)
+
+
+def _note_session(request: headers.Request, call: Call, url: str) -> None:
+    # A session id that the user set by hand is not ours to end.
+    session = call.session
+    if session is not None and request.headers.get(HEADERS["session_id"]) == session.id:
+        session.sent_to(headers.events_url(url))
 
 
 def _switch_langchain(*, on: bool) -> None:

@@ -23,10 +23,13 @@ from saga_sdk.context import (
     deadline_at,
     wire_id,
 )
+from saga_sdk.events import Event, EventKind, sender
 
 MAX_RUNS = 10_000
 MAX_SESSIONS = 10_000
 MAX_IDLE_S = 6 * 3600.0
+# After a shorter tool the next request comes as soon as an event could.
+MIN_TOOL_S = 1.0
 
 
 class RunKind(Enum):
@@ -77,6 +80,8 @@ class Scope:
     Attributes:
         named_session: the session id that was in force by name when the scope began; a run below
             that names another one begins a new scope.
+        owner: the run that the session ends with; None when others may continue the session, as
+            they may one that the user named, or one of a model that was called on its own.
         of_tool: the scope began with a tool, whose session is the tool run's own.
         block: the ``saga.workflow`` block that the scope belongs to.
     """
@@ -88,19 +93,25 @@ class Scope:
     deadline_at_s: float | None
     named_session: str | None
     block: WorkflowRun | None
+    owner: UUID | None
     of_tool: bool = False
+
+    def event(self, kind: EventKind, tool_name: str | None = None) -> Event:
+        urls = self.session.event_urls
+        return Event(kind, self.session.id, self.task_id, self.workflow_id, urls, tool_name)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """An open run. ``ended_in`` is the session that sees the result of this tool."""
+    """An open run. ``ended_in`` is where the result of this tool is seen."""
 
     root_id: UUID
     scope: Scope
     by_hand: bool
+    started_s: float
     step: tuple[int, str | None] | None = None
     tool_name: str | None = None
-    ended_in: Session | None = None
+    ended_in: Scope | None = None
 
 
 @dataclass(slots=True)
@@ -119,18 +130,27 @@ class RunTracker:
     handlers count once. The end of a root purges what is left below it; trees that are idle for
     ``max_idle_s`` are purged when the next one starts, and the oldest trees make room when
     ``max_runs`` runs are open. Thread-safe.
+
+    At the end of a run that owns its session a ``session_end`` goes out, and a ``tool_end`` for
+    the last of a session's open tools, when it took over 1 s; both only where calls of the
+    session went.
+
+    Args:
+        emit: takes the events; called without the lock.
     """
 
     def __init__(
         self,
         call_map: CallMap,
         *,
+        emit: Callable[[Event], None] = lambda event: None,
         max_runs: int = MAX_RUNS,
         max_sessions: int = MAX_SESSIONS,
         max_idle_s: float = MAX_IDLE_S,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self._calls = call_map
+        self._emit = emit
         self._max_runs = max_runs
         self._max_sessions = max_sessions
         self._max_idle_s = max_idle_s
@@ -157,10 +177,10 @@ class RunTracker:
             elif not self._make_room(root_id, now_s):
                 return
             scope = self._scope_of(start, source, parent, now_s)
-            run = _Run(root_id, scope, source.by_hand)
+            run = _Run(root_id, scope, source.by_hand, now_s)
             if start.kind is RunKind.TOOL:
                 seen_by = scope if parent is None else parent.scope
-                run = replace(run, tool_name=start.name, ended_in=seen_by.session)
+                run = replace(run, tool_name=start.name, ended_in=seen_by)
             elif start.kind is RunKind.CALL:
                 step = _step_of(scope.session, known)
                 run = replace(run, step=step)
@@ -174,18 +194,40 @@ class RunTracker:
     def end(self, run_id: UUID) -> None:
         """Note the end of a run, good or bad; a run that is not known counts for nothing."""
         with self._lock:
-            run = self._runs.pop(run_id, None)
-            if run is None:
-                return
-            self._calls.discard(run_id)
-            if run.ended_in is not None:
-                run.ended_in.tool_ended(run.tool_name)
-            if run_id == run.root_id:
-                self._purge(run_id)
-                return
-            tree = self._trees.get(run.root_id)
-            if tree is not None:
-                tree.open_runs.discard(run_id)
+            events = self._end(run_id)
+        for event in events:
+            if event.urls:
+                self._emit(event)
+
+    def _end(self, run_id: UUID) -> list[Event]:
+        run = self._runs.pop(run_id, None)
+        if run is None:
+            return []
+        self._calls.discard(run_id)
+        tree = self._trees[run.root_id]
+        tree.open_runs.discard(run_id)
+        events = []
+        if run.ended_in is not None:
+            run.ended_in.session.tool_ended(run.tool_name)
+            if self._is_awaited(run_id, run, tree):
+                events.append(run.ended_in.event(EventKind.TOOL_END, run.tool_name))
+        ended = {run_id: run}
+        if run_id == run.root_id:
+            ended |= self._purge(run_id)
+        for ended_id, each in ended.items():
+            if each.scope.owner == ended_id:
+                events.append(each.scope.event(EventKind.SESSION_END))
+        return events
+
+    def _is_awaited(self, run_id: UUID, tool: _Run, tree: _Tree) -> bool:
+        # Whether a session goes on that waited for this tool last, and for more than a moment.
+        seen_in = tool.ended_in
+        if seen_in is None or seen_in.owner == run_id:
+            return False
+        if self._timer() - tool.started_s <= MIN_TOOL_S:
+            return False
+        others = (self._runs[other_id].ended_in for other_id in tree.open_runs)
+        return not any(other and other.session is seen_in.session for other in others)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every open run is in exactly one tree, and bounds hold."""
@@ -207,11 +249,11 @@ class RunTracker:
             self._purge(oldest_id)
         return True
 
-    def _purge(self, root_id: UUID) -> None:
-        tree = self._trees.pop(root_id, None)
-        for run_id in tree.open_runs if tree is not None else ():
-            self._runs.pop(run_id, None)
+    def _purge(self, root_id: UUID) -> dict[UUID, _Run]:
+        purged = {run_id: self._runs.pop(run_id) for run_id in self._trees.pop(root_id).open_runs}
+        for run_id in purged:
             self._calls.discard(run_id)
+        return purged
 
     def _scope_of(
         self, start: RunStart, source: Source, parent: _Run | None, now_s: float
@@ -232,6 +274,7 @@ class RunTracker:
                 session=self._session(named),
                 parent_session_id=spawner,
                 named_session=named,
+                owner=None,
                 of_tool=False,
             )
         if start.kind is RunKind.TOOL:
@@ -239,6 +282,7 @@ class RunTracker:
                 scope,
                 session=Session(str(start.run_id)),
                 parent_session_id=spawner,
+                owner=start.run_id,
                 of_tool=True,
             )
         return scope
@@ -263,11 +307,14 @@ class RunTracker:
             if named is not None
             else block.session_given or start.kind is not RunKind.CHAIN
         )
+        owner = None
         if block is not None and in_block:
             session, parent_session_id = block.session, block.parent_session_id
         else:
             session = Session(str(start.run_id)) if named is None else self._session(named)
             parent_session_id = None if block is None else block.session.id
+            if named is None and start.kind is not RunKind.CALL:
+                owner = start.run_id
             if start.kind is RunKind.CHAIN:
                 # A tool that ended in an earlier run of a named session is old news.
                 session.tool_ended(None)
@@ -279,6 +326,7 @@ class RunTracker:
             deadline_at_s=deadline_at_s,
             named_session=in_force,
             block=block,
+            owner=owner,
         )
 
     def _session(self, session_id: str) -> Session:
@@ -309,7 +357,7 @@ def _call_of(scope: Scope, taken: tuple[int, str | None], metadata: Mapping[str,
         tool=None if tool_name is None else tool_type_of(tool_name),
         tool_name=tool_name,
     )
-    return Call(hints, scope.deadline_at_s)
+    return Call(hints, scope.deadline_at_s, scope.session)
 
 
 def _named_session(start: RunStart, source: Source) -> str | None:
@@ -332,4 +380,4 @@ def _workflow_of(start: RunStart, source: Source, block: WorkflowRun | None) -> 
     )
 
 
-tracker = RunTracker(calls)
+tracker = RunTracker(calls, emit=sender.put)

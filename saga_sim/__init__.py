@@ -1,0 +1,1 @@
+"""Simulators, oracles and benchmarks that run the code that ships."""

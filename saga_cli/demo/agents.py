@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 import sysconfig
@@ -23,8 +22,9 @@ PACKAGES = ("saga_core", "saga_sdk", "saga_gateway", "gpu_backend", "saga_cli")
 MODEL = "smollm2"
 
 _MAX_OBSERVATION_CHARS = 500
-_TASK_FILE_CHARS = 7_000
+_TASK_CHARS = 11_000
 _MAX_OUTPUT_TOKENS = 120
+_MAX_ANSWER_TOKENS = 24
 
 SYSTEM_PROMPT = """\
 You are a software engineer who maintains a Python project. You work step by step. In each step \
@@ -61,6 +61,13 @@ def _source_files() -> list[Path]:
     return sorted(file for name in PACKAGES for file in (REPOSITORY / name).rglob("*.py"))
 
 
+def library_files() -> list[Path]:
+    """The source of Python's standard library, without its tests."""
+    root = Path(sysconfig.get_path("stdlib"))
+    left_out = {"site-packages", "test", "tests", "idlelib", "lib2to3"}
+    return sorted(file for file in root.rglob("*.py") if left_out.isdisjoint(file.parts))
+
+
 @tool("search", args_schema=_Search)
 def search(query: str) -> str:
     """Find lines of the project's source that contain the query."""
@@ -76,10 +83,18 @@ def search(query: str) -> str:
 @tool("run", args_schema=_Snippet)
 def run(snippet: str) -> str:
     """Run a prepared Python program over the project's source and the standard library."""
-    library = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     done = subprocess.run(
-        [sys.executable, "-I", str(Path(__file__).with_name("snippets.py")), snippet],
-        input="\n".join(map(str, [*_source_files(), *library])),
+        # Low priority: on one machine the tools must not slow the model server down.
+        [
+            "nice",
+            "-n",
+            "10",
+            sys.executable,
+            "-I",
+            str(Path(__file__).with_name("snippets.py")),
+            snippet,
+        ],
+        input="\n".join(map(str, [*_source_files(), *library_files()])),
         capture_output=True,
         text=True,
         timeout=60,
@@ -107,7 +122,8 @@ class PlannedTools(AgentMiddleware):
         """Called by LangChain around every LLM call."""
         step = sum(isinstance(message, AIMessage) for message in request.messages)
         if step >= self._tool_steps:
-            return await handler(request.override(tools=[], tool_choice=None))
+            short = {"max_completion_tokens": _MAX_ANSWER_TOKENS}
+            return await handler(request.override(tools=[], tool_choice=None, model_settings=short))
         planned = (search, run)[step % 2]
         return await handler(
             request.override(tool_choice=planned.name, model_settings={"strict": True})
@@ -173,14 +189,16 @@ async def run_task(agent: Any, prompt: str, on_step: Callable[[], None]) -> Agen
 
 
 def task_prompt(number: int) -> str:
-    """The text of task ``number``: a module of the project and a question about it."""
-    files = [file for file in _source_files() if file.stat().st_size >= _TASK_FILE_CHARS]
-    file = files[number * 7 % len(files)]
-    text = file.read_text()
-    names = [n.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
-    about = names[number % len(names)] if names else file.stem
+    """The text of task ``number``: a question about a part of the project, and its source."""
+    files = _source_files()
+    start = number * 7 % len(files)
+    text = ""
+    for file in [*files[start:], *files[:start]]:
+        text += f"# {file.relative_to(REPOSITORY)}\n{file.read_text()}\n"
+        if len(text) >= _TASK_CHARS:
+            break
     return (
-        f"Task {number}. A user reports that `{about}` in {file.relative_to(REPOSITORY)} surprises "
-        f"him when it is called twice. Find out what it does and who depends on it. The file "
-        f"begins:\n\n{text[:_TASK_FILE_CHARS]}\n"
+        f"Task {number}. A user reports that {files[start].name} surprises him when it is used "
+        f"twice. Find out what it does and who depends on it. The source begins:\n\n"
+        f"{text[:_TASK_CHARS]}\n"
     )

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import aiohttp
 from gpu_backend.kv_retention import OBSERVE
 from saga_cli.demo import report
 from saga_cli.demo.agents import MODEL
-from saga_cli.demo.model import prepare_model
+from saga_cli.demo.model import cache_folder, prepare_model
 from saga_cli.demo.workload import (
     BLOCK_TOKENS,
     MAX_MODEL_TOKENS,
@@ -57,12 +56,17 @@ def run(options: DemoOptions) -> int:
     if options.runs < 1:
         raise SagaError(f"--runs {options.runs}: there must be at least one")
     json_path = _writable(options.json_path)
+    signal.signal(signal.SIGTERM, _stop)  # So that a half-made model folder is taken away.
     _quieten()
     view = report.LiveView()
     view.say("Preparing the model SmolLM2-135M-Instruct (once, about 20 s) ...")
     model = prepare_model()
-    with tempfile.TemporaryDirectory(prefix="saga-demo-") as folder:
-        pairs = asyncio.run(_run_pairs(model, options.runs, Path(folder), view))
+    logs = cache_folder() / "demo-logs"  # Kept: an error message names the file.
+    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        pairs = asyncio.run(_run_pairs(model, options.runs, logs, view))
+    except asyncio.CancelledError as error:
+        raise SagaError("stopped by a signal; no process is left") from error
     result = report.summarise(pairs)
     view.table(result)
     if json_path is not None:
@@ -72,7 +76,7 @@ def run(options: DemoOptions) -> int:
 
 
 async def _run_pairs(
-    model: Path, runs: int, folder: Path, view: report.LiveView
+    model: Path, runs: int, logs: Path, view: report.LiveView
 ) -> list[dict[str, report.Arm]]:
     main_task = asyncio.current_task()
     assert main_task is not None
@@ -84,21 +88,21 @@ async def _run_pairs(
         arms = {}
         for arm in order:
             view.say(f"Run {number + 1} of {runs}: {arm}")
-            arms[arm] = await _run_arm(arm, model, number, folder, view)
+            arms[arm] = await _run_arm(arm, model, number, logs, view)
         pairs.append(arms)
     return pairs
 
 
 async def _run_arm(
-    arm: str, model: Path, seed: int, folder: Path, view: report.LiveView
+    arm: str, model: Path, seed: int, logs: Path, view: report.LiveView
 ) -> report.Arm:
-    worker = _worker(arm, model, folder)
+    worker = _worker(arm, model, logs)
     async with _running(worker):
         view.say("  starting vLLM ...")
         await worker.wait_ready(_READY_S)
         if arm == STOCK:
             return await _measure(arm, worker, worker.url, [worker], seed, view)
-        gateway = _gateway(worker, folder)
+        gateway = _gateway(worker, logs)
         async with _running(gateway):
             await gateway.wait_ready(30.0)
             import saga_sdk as saga
@@ -152,8 +156,11 @@ async def _first(work: asyncio.Task[None], watches: list[asyncio.Task[None]]) ->
 
 async def _worker_state(worker: Service) -> dict[str, Any]:
     url = f"{worker.url}/saga/v1/state"
-    async with aiohttp.ClientSession() as client, client.get(url) as response:
-        state: dict[str, Any] = await response.json()
+    try:
+        async with aiohttp.ClientSession() as client, client.get(url) as response:
+            state: dict[str, Any] = await response.json()
+    except (aiohttp.ClientError, ValueError) as error:
+        raise SagaError(f"the worker's counters cannot be read: {error}") from error
     if not state.get("enabled"):
         raise SagaError(f"the worker's counters are off: {state.get('off_reason')}")
     return state
@@ -168,7 +175,7 @@ async def _running(service: Service) -> AsyncIterator[None]:
         service.stop()
 
 
-def _worker(arm: str, model: Path, folder: Path) -> Service:
+def _worker(arm: str, model: Path, logs: Path) -> Service:
     port = free_port()
     options = {
         "--served-model-name": MODEL,
@@ -194,14 +201,14 @@ def _worker(arm: str, model: Path, folder: Path) -> Service:
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    return Service("vLLM worker", command, port, folder / f"worker-{arm}.log", environment)
+    return Service("vLLM worker", command, port, logs / f"worker-{arm}.log", environment)
 
 
-def _gateway(worker: Service, folder: Path) -> Service:
+def _gateway(worker: Service, logs: Path) -> Service:
     port = free_port()
     command = [sys.executable, "-m", "saga_cli.main", "gateway"]
     command += ["--worker", worker.url, "--port", str(port)]
-    return Service("gateway", command, port, folder / "gateway.log")
+    return Service("gateway", command, port, logs / "gateway.log")
 
 
 def _dtype() -> str:
@@ -211,6 +218,10 @@ def _dtype() -> str:
     except OSError:
         return "float32"
     return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SagaError("stopped by a signal; no process is left")
 
 
 def _quieten() -> None:

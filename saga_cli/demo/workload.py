@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,22 +12,29 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from saga_cli.demo.agents import MODEL, AgentResult, build_agent, run_task, task_prompt
+from saga_cli.demo.agents import (
+    MODEL,
+    AgentResult,
+    build_agent,
+    library_files,
+    run_task,
+    task_prompt,
+)
 
 AGENTS = 4
 TASKS_PER_AGENT = 2
-TOOL_STEPS = 5
+TOOL_STEPS = 4
 STEPS_PER_TASK = TOOL_STEPS + 1
 
 BLOCK_TOKENS = 32
-POOL_BLOCKS = 512
-MAX_MODEL_TOKENS = 4096
+POOL_BLOCKS = 600
+MAX_MODEL_TOKENS = 6144
 
-CHATS = 2
+CHATS = 1
 
 _CHAT_CHARS = 4_000
 _CHAT_OUTPUT_TOKENS = 4
-_CHAT_THINK_S = 0.5
+_CHAT_THINK_S = 1.5
 
 
 @dataclass(slots=True)
@@ -86,7 +92,7 @@ async def _chat(base_url: str, number: int, seed: int, progress: Progress) -> No
     """One stranger after the other asks once, about a text of his own, and never comes back."""
     client: Any = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=600)
     rng = random.Random(seed * CHATS + number)
-    texts = _texts()
+    texts = library_files()
     async with client:
         while True:
             stream = await client.chat.completions.create(
@@ -103,10 +109,6 @@ async def _chat(base_url: str, number: int, seed: int, progress: Progress) -> No
                     progress.chat_prompt_tokens += chunk.usage.prompt_tokens
             progress.chats += 1
             await asyncio.sleep(_CHAT_THINK_S)
-
-
-def _texts() -> Sequence[Path]:
-    return sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
 
 
 def _question(number: int, texts: Sequence[Path], rng: random.Random) -> str:

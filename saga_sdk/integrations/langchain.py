@@ -14,6 +14,7 @@ from langchain_core.tracers.context import register_configure_hook
 from saga_sdk import instrumentation
 from saga_sdk.context import enter_call
 from saga_sdk.guard import Guard
+from saga_sdk.hosts import allowed
 from saga_sdk.runs import RunKind, RunStart, Source, tracker
 
 
@@ -152,7 +153,9 @@ class SagaCallbackHandler(RunReporter):
     client too. One handler may serve any number of runs at once. The workflow is the argument,
     else the ``saga.workflow`` block, else ``saga_workflow`` in the metadata, else the name of the
     root run. The session is the argument, else ``saga_session_id`` or ``thread_id`` in the
-    metadata, else the root run's own.
+    metadata, else the root run's own. A chain's or an agent's own session ends with it, and
+    allow-listed gateways that saw it are told; a named session may go on, and so may that of a
+    model called on its own.
 
     Args:
         workflow: the kind of agent, the same in every run of it.
@@ -174,7 +177,7 @@ class SagaCallbackHandler(RunReporter):
     ) -> None:
         super().__init__()
         self._source = Source(workflow, session_id, deadline_s)
-        instrumentation.allow(base_urls)
+        allowed.add(base_urls)
         instrumentation.patch_openai()
 
     def source(self) -> Source | None:

@@ -11,6 +11,7 @@ import pytest
 import saga_sdk as saga
 from saga_sdk import guard
 from saga_sdk.context import calls, current_workflow
+from saga_sdk.events import sender
 from saga_sdk.runs import tracker
 from tests.sdk.standin_openai import StandInOpenAI
 
@@ -26,6 +27,7 @@ def clean_switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(tracker, "_sessions", OrderedDict())
     originals = (openai.OpenAI._prepare_request, openai.AsyncOpenAI._prepare_request)
     yield
+    sender.stop()
     saga.uninstrument()
     assert (openai.OpenAI._prepare_request, openai.AsyncOpenAI._prepare_request) == originals
     tracker.check_integrity()

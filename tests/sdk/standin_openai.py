@@ -1,4 +1,4 @@
-"""A stand-in for an OpenAI-compatible server: records requests and answers from a plan.
+"""A stand-in for an OpenAI-compatible server or gateway: records requests, answers from a plan.
 
 The plan stands in the last user message: ``read_file > run_python+fetch_url`` means one call of
 ``read_file``, then two parallel calls, then the answer ``done: <user message>``. The server keeps
@@ -44,10 +44,18 @@ class Recorded:
 
 
 class StandInOpenAI:
-    """The server, in threads of this process; ``with`` starts and ends it."""
+    """The server, in threads of this process; ``with`` starts and ends it.
+
+    Attributes:
+        events: taken at the gateway's route; ``event_posts`` counts the requests for it.
+        events_status: what that route answers; events are recorded only with 202.
+    """
 
     def __init__(self) -> None:
         self.requests: list[Recorded] = []
+        self.events: list[dict[str, Any]] = []
+        self.event_posts = 0
+        self.events_status = 202
         self.failures_left = 0
         self.fail_status = 500
         self.arrived = threading.Event()
@@ -86,6 +94,13 @@ class StandInOpenAI:
         self.gate.wait()
         return status
 
+    def take_events(self, events: list[dict[str, Any]]) -> int:
+        with self._lock:
+            self.event_posts += 1
+            if self.events_status == 202:
+                self.events += events
+            return self.events_status
+
     def _handler_class(self) -> type[BaseHTTPRequestHandler]:
         standin = self
 
@@ -93,6 +108,9 @@ class StandInOpenAI:
             # HTTP/1.0: each connection ends with its response, so nothing stays open.
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                if self.path.endswith("/saga/v1/events"):
+                    self.reply({}, standin.take_events(body))
+                    return
                 status = standin.record(self.path, list(self.headers.items()), body)
                 if status != 200:
                     self.reply({"error": {"message": "scripted failure"}}, status)
@@ -109,6 +127,7 @@ class StandInOpenAI:
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(data)))
                 self.send_header("retry-after-ms", "1")
+                self.send_header("location", "/elsewhere")
                 self.end_headers()
                 self.write(data)
 

@@ -1,0 +1,100 @@
+"""The `saga` command: words in, exit code and message out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from saga_cli import worker
+from saga_cli.main import main
+
+
+class _ExecCalled(Exception):
+    pass
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `saga worker` would have become."""
+    seen: dict[str, Any] = {}
+
+    def execve(path: str, command: list[str], environment: dict[str, str]) -> None:
+        seen.update(path=path, command=command, environment=environment)
+        raise _ExecCalled
+
+    monkeypatch.setattr(os, "execve", execve)
+    return seen
+
+
+def test_worker_becomes_vllms_server_with_the_plugin(
+    executed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    with pytest.raises(_ExecCalled):
+        main(["worker", "some/model", "--port", "9000", "--saga-policy", "prefix-lru", "-tp", "2"])
+    assert executed["path"] == sys.executable
+    assert executed["command"][1:] == [
+        *("-m", "vllm.entrypoints.openai.api_server", "--model", "some/model"),
+        *("--port", "9000", "-tp", "2"),
+    ]
+    assert executed["environment"]["SAGA_POLICY"] == "prefix-lru"
+    plugins = executed["environment"]["VLLM_PLUGINS"].split(",")
+    assert "saga" in plugins
+    assert "lora_filesystem_resolver" in plugins  # vLLM's own plugins stay as they were.
+
+
+def test_worker_off_is_stock_vllm(
+    executed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "saga,other")
+    with pytest.raises(_ExecCalled):
+        main(["worker", "m", "--saga-policy", "off"])
+    assert executed["environment"]["VLLM_PLUGINS"] == "other"
+
+
+def test_an_unknown_policy_is_refused_with_the_choices(
+    executed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["worker", "m", "--saga-policy", "best"]) == 1
+    message = capsys.readouterr().err
+    assert all(choice in message for choice in worker.choices())
+    assert executed == {}
+
+
+def test_worker_without_vllm_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker, "find_spec", lambda name: None)
+    assert main(["worker", "m"]) == 1
+    assert "pip install" in capsys.readouterr().err
+
+
+def test_other_commands_refuse_words_they_do_not_know(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["gateway", "--worker", "http://127.0.0.1:1", "--wrong"])
+    assert stopped.value.code == 2
+    assert "--wrong" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code = main(["gateway", "--worker", "http://127.0.0.1:1", "--port", str(port)])
+    assert code == 1
+    assert str(port) in capsys.readouterr().err
+
+
+def test_the_demo_refuses_a_file_it_cannot_write_before_it_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["demo", "--json", "/no/such/folder/out.json"]) == 1
+    assert "/no/such/folder/out.json" in capsys.readouterr().err

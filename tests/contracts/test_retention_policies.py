@@ -1,0 +1,300 @@
+"""What every retention policy keeps to, and the eviction order built on it.
+
+A policy joins by standing in ``POLICIES``.
+"""
+
+import dataclasses
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from saga_core.retention import POLICIES, EvictionOrder, Run, RunState, make_policy
+from saga_core.settings import RetentionSettings
+
+PROPERTY = settings(
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+STATEFUL = settings(PROPERTY, max_examples=50, stateful_step_count=40)
+SHARE = st.floats(0.0, 1.0)
+every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
+# Few values beside the many, so that runs tie.
+TIMES = st.integers(0, 20).map(float) | st.floats(0.0, 1e5)
+
+constants = st.just(RetentionSettings()) | st.builds(
+    RetentionSettings,
+    alpha=SHARE,
+    beta=SHARE,
+    gamma=SHARE,
+    tau_max_s=st.floats(1.0, 1e4),
+    protect_min_p_reuse=SHARE,
+)
+
+
+def run_of(run_id):
+    return st.builds(
+        Run,
+        run_id,
+        st.sampled_from(RunState),
+        TIMES,
+        st.sampled_from([0.0, 0.1, 1.0]) | SHARE,
+        st.sampled_from([0.0, 0.5, 1.0]) | SHARE,
+        st.just(-math.inf) | TIMES,
+    )
+
+
+def place_of(key):
+    """The part of a key that orders."""
+    return key[:4]
+
+
+@every_policy
+def test_a_policy_bears_the_name_that_chooses_it(name):
+    assert make_policy(name, RetentionSettings()).name == name
+
+
+@every_policy
+@PROPERTY
+@given(run_of(st.integers(1, 10**6)), constants, TIMES)
+def test_the_same_run_and_time_give_the_same_key(name, run, s, now_s):
+    policy = make_policy(name, s)
+    key = policy.key(run, now_s=now_s)
+    assert policy.key(run, now_s=now_s) == key
+    assert make_policy(name, s).key(dataclasses.replace(run), now_s=now_s) == key
+
+
+@every_policy
+@PROPERTY
+@given(st.lists(run_of(st.just(0)), max_size=8), constants, TIMES)
+def test_keys_of_different_runs_have_a_total_order(name, templates, s, now_s):
+    policy = make_policy(name, s)
+    runs = [dataclasses.replace(run, run_id=n) for n, run in enumerate(templates)]
+    keys = [policy.key(run, now_s=now_s) for run in runs]
+    for run, key in zip(runs, keys, strict=True):
+        assert key.run_id == run.run_id
+        assert not any(math.isnan(part) for part in key)
+    ordered = sorted(keys)
+    for before, after in itertools.pairwise(ordered):
+        assert place_of(before) < place_of(after)
+
+
+@every_policy
+@PROPERTY
+@given(run_of(st.just(1)), constants, TIMES, SHARE)
+def test_a_key_holds_unchanged_until_its_review(name, run, s, now_s, share):
+    policy = make_policy(name, s)
+    key = policy.key(run, now_s=now_s)
+    assert key.review_s > now_s
+    end_s = min(key.review_s, now_s + 1e6)
+    for later_s in (now_s + share * (end_s - now_s), math.nextafter(key.review_s, now_s)):
+        if now_s <= later_s < key.review_s:
+            assert policy.key(run, now_s=later_s) == key
+
+
+class NaiveOrder:
+    """The eviction order by looking at every run."""
+
+    def __init__(self, policy):
+        self.policy = policy
+        self.runs = {}
+
+    def put(self, run):
+        self.runs[run.run_id] = run
+
+    def discard(self, run_id):
+        self.runs.pop(run_id, None)
+
+    def first(self, now_s):
+        keys = [self.policy.key(run, now_s=now_s) for run in self.runs.values()]
+        return min(keys).run_id if keys else None
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """Drives EvictionOrder and the naive model side by side."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+        self.now_s = 0.0
+
+    @initialize(s=constants)
+    def start(self, s):
+        policy = make_policy(self.name, s)
+        self.order, self.naive = EvictionOrder(policy), NaiveOrder(policy)
+
+    @rule(run=run_of(st.integers(1, 8)))
+    def put_or_replace(self, run):
+        self.order.put(run, now_s=self.now_s)
+        self.naive.put(run)
+
+    @rule(run_id=st.integers(1, 9))
+    def discard(self, run_id):
+        self.order.discard(run_id)
+        self.naive.discard(run_id)
+
+    @precondition(lambda self: self.naive.runs)
+    @rule()
+    def take_the_first(self):
+        self._take_the_first()
+
+    @rule(wait_s=st.sampled_from([0.0, 1.0, 5.0]) | st.floats(0.0, 1e4))
+    def wait(self, wait_s):
+        self.now_s += wait_s
+
+    @precondition(lambda self: self.naive.runs)
+    @rule(data=st.data())
+    def wait_until_a_protection_ends(self, data):
+        run = data.draw(st.sampled_from(list(self.naive.runs.values())))
+        self.now_s = max(self.now_s, run.protected_until_s)
+
+    @invariant()
+    def holds_the_same_runs(self):
+        if not hasattr(self, "order"):
+            return
+        assert len(self.order) == len(self.naive.runs)
+        assert all((n in self.order) == (n in self.naive.runs) for n in range(1, 10))
+
+    @rule()
+    def agree_on_the_first(self):
+        # A rule, not an invariant: asking changes the heaps, and long stretches without are worth
+        # a test too.
+        assert self.order.first(now_s=self.now_s) == self.naive.first(self.now_s)
+
+    def teardown(self):
+        while hasattr(self, "order") and self.naive.runs:
+            self._take_the_first()
+
+    def _take_the_first(self):
+        run_id = self.order.first(now_s=self.now_s)
+        assert run_id == self.naive.first(self.now_s)
+        self.order.discard(run_id)
+        self.naive.discard(run_id)
+
+
+@every_policy
+def test_the_eviction_order_is_that_of_a_naive_model(name):
+    run_state_machine_as_test(lambda: OrderMachine(name), settings=STATEFUL)
+
+
+def take_all(order, naive, now_s):
+    while naive.runs:
+        run_id = order.first(now_s=now_s)
+        assert run_id == naive.first(now_s)
+        order.discard(run_id)
+        naive.discard(run_id)
+    assert order.first(now_s=now_s) is None
+
+
+def some_run(rng, run_id, now_s):
+    return Run(
+        run_id,
+        rng.choice([*RunState, RunState.PAUSED, RunState.PAUSED]),
+        now_s - rng.choice([0.0, rng.random() * 100]),
+        rng.random(),
+        rng.random(),
+        rng.choice([-math.inf, now_s + rng.randint(0, 40), now_s + 1e4]),
+    )
+
+
+def heap_sizes(order):
+    return len(order._by_key), len(order._by_review)
+
+
+@every_policy
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("asks", [0.0, 0.3, 1.0])
+def test_a_long_history_keeps_the_order_and_bounds_the_heaps(name, seed, asks):
+    rng = random.Random(seed)
+    policy = make_policy(name, RetentionSettings())
+    order, naive = EvictionOrder(policy), NaiveOrder(policy)
+    now_s, most = 0.0, 20
+    for number in range(1500):
+        now_s += rng.choice([0.0, 0.25, 1.0])  # Exact, so that reviews are met to the moment.
+        run_id = rng.randrange(most)
+        if rng.random() < 0.3:
+            order.discard(run_id)
+            naive.discard(run_id)
+        else:
+            run = some_run(rng, run_id, now_s)
+            order.put(run, now_s=now_s)
+            naive.put(run)
+        if rng.random() < asks:
+            assert order.first(now_s=now_s) == naive.first(now_s)
+        assert max(heap_sizes(order)) <= 2 * most + 64
+        if number % 150 == 149:  # Some protections have just ended; the whole order must tell.
+            ends_s = [run.protected_until_s for run in naive.runs.values()]
+            now_s = max(now_s, rng.choice([end_s for end_s in ends_s if end_s < now_s + 100.0]))
+            take_all(order, naive, now_s)
+
+
+@every_policy
+def test_runs_that_come_and_go_leave_nothing_behind(name):
+    """A session that is put protected and taken out again, before its review, over and over."""
+    order = EvictionOrder(make_policy(name, RetentionSettings()))
+    for number in range(1000):
+        run = Run(number, RunState.PAUSED, 0.0, p_reuse=1.0, protected_until_s=1e6)
+        order.put(run, now_s=0.0)
+        order.discard(number)
+        assert order.first(now_s=0.0) is None
+        assert max(heap_sizes(order)) <= 70
+
+
+GOLDEN_RUNS = {
+    "ended, just now": Run(1, RunState.ENDED, 100.0, 0.01, 0.0),
+    "plain, old": Run(2, RunState.IDLE, 10.0, 0.01, 0.0),
+    "plain, newer and large": Run(3, RunState.IDLE, 25.0, 0.2, 0.0),
+    "plain, new": Run(4, RunState.IDLE, 90.0, 0.01, 0.0),
+    "paused, TTL over": Run(5, RunState.PAUSED, 20.0, 0.1, 0.9, 50.0),
+    "paused, in its TTL": Run(6, RunState.PAUSED, 40.0, 0.1, 0.9, 120.0),
+    "paused, in its TTL, unlikely": Run(7, RunState.PAUSED, 60.0, 0.1, 0.3, 120.0),
+    "resuming, oldest": Run(8, RunState.RESUMING, 5.0, 0.1, 0.9),
+}
+GOLDEN = {
+    "prefix-lru": [
+        "resuming, oldest",
+        "plain, old",
+        "paused, TTL over",
+        "plain, newer and large",
+        "paused, in its TTL",
+        "paused, in its TTL, unlikely",
+        "plain, new",
+        "ended, just now",
+    ],
+    "wa-lru": [
+        "ended, just now",
+        "plain, newer and large",
+        "plain, old",
+        "plain, new",
+        "paused, in its TTL, unlikely",
+        "paused, TTL over",
+        "paused, in its TTL",
+        "resuming, oldest",
+    ],
+}
+
+
+@pytest.mark.parametrize("known", sorted(GOLDEN))
+def test_a_known_policy_decides_as_it_always_did(known):
+    order = EvictionOrder(make_policy(known, RetentionSettings()))
+    for run in GOLDEN_RUNS.values():
+        order.put(run, now_s=100.0)
+    label_of = {run.run_id: label for label, run in GOLDEN_RUNS.items()}
+    gone = []
+    while (run_id := order.first(now_s=100.0)) is not None:
+        gone.append(label_of[run_id])
+        order.discard(run_id)
+    assert gone == GOLDEN[known]

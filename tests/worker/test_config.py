@@ -1,0 +1,78 @@
+"""What a worker reads from its environment."""
+
+import dataclasses
+
+import pytest
+
+from gpu_backend.config import (
+    DEFAULT_POLICY,
+    POLICY_VARIABLE,
+    WorkerConfig,
+    is_enabled,
+    policy_names,
+)
+from gpu_backend.kv_retention import OBSERVE
+from saga_core.errors import SettingsError
+from saga_core.retention import POLICIES
+from saga_core.settings import RetentionSettings
+
+
+def test_every_policy_and_observing_can_be_named():
+    assert policy_names() == sorted([*POLICIES, "vllm"])
+    assert OBSERVE == "vllm"
+    assert DEFAULT_POLICY in policy_names()
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_the_environment_names_the_policy(name):
+    assert WorkerConfig.from_environment({"SAGA_POLICY": name}) == WorkerConfig(name)
+
+
+@pytest.mark.parametrize("environment", [{}, {POLICY_VARIABLE: ""}, {"VLLM_PLUGINS": "saga"}])
+def test_without_a_name_the_default_serves(environment):
+    config = WorkerConfig.from_environment(environment)
+    assert config == WorkerConfig("wa-lru", RetentionSettings())
+
+
+def test_the_processs_own_environment_is_read_when_asked(monkeypatch):
+    monkeypatch.setenv(POLICY_VARIABLE, "prefix-lru")
+    assert WorkerConfig.from_environment().policy == "prefix-lru"
+    monkeypatch.delenv(POLICY_VARIABLE)
+    assert WorkerConfig.from_environment().policy == DEFAULT_POLICY
+
+
+@pytest.mark.parametrize("name", ["lru", "WA-LRU", " wa-lru", "wa_lru"])
+def test_an_unknown_policy_is_named_with_those_that_exist(name):
+    message = f"SAGA_POLICY={name!r}: choose one of {', '.join(policy_names())}"
+    for build in (WorkerConfig, lambda name: WorkerConfig.from_environment({"SAGA_POLICY": name})):
+        with pytest.raises(SettingsError) as caught:
+            build(name)
+        assert str(caught.value) == message
+
+
+def test_a_config_does_not_change():
+    config = WorkerConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.policy = "vllm"
+
+
+@pytest.mark.parametrize(
+    ("plugins", "enabled"),
+    [
+        (None, False),
+        ("", False),
+        ("saga", True),
+        ("other,saga", True),
+        ("saga,other", True),
+        ("other", False),
+        ("sagas,my-saga", False),
+        ("SAGA", False),
+    ],
+)
+def test_the_plugin_is_on_only_when_named(plugins, enabled, monkeypatch):
+    environment = {} if plugins is None else {"VLLM_PLUGINS": plugins}
+    assert is_enabled(environment) is enabled
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_enabled() is enabled
