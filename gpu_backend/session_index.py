@@ -164,8 +164,8 @@ class SessionIndex:
         held = self._sessions.get(session_id)
         if held is None:
             return False
-        if session_id in self._outstanding:  # The notice was overtaken by the next request.
-            return True
+        if session_id in self._outstanding or held.state is RunState.ENDED:
+            return True  # The notice was overtaken, by the next request or by the end.
         self._set(held, RunState.PAUSED, pause, now_s)
         return True
 

@@ -75,7 +75,7 @@ def _decode(item: object, where: str) -> Notice:
     if not isinstance(item, Mapping):
         raise NoticeError(f"{where} must be an object")
     session_id = item.get("session_id")
-    if not isinstance(session_id, str) or not 1 <= len(session_id) <= MAX_VALUE_CHARS:
+    if not isinstance(session_id, str) or not _is_short_text(session_id):
         raise NoticeError(f"{where}.session_id must be a text of 1 to {MAX_VALUE_CHARS} characters")
     kind = item.get("kind")
     if kind == "end":
@@ -84,8 +84,10 @@ def _decode(item: object, where: str) -> Notice:
         return ResumeNotice(session_id, _number(item, "in_s", where, _MAX_S, default=0.0))
     if kind == "pause":
         tool_name = item.get("tool_name")
-        if tool_name is not None and not isinstance(tool_name, str):
-            raise NoticeError(f"{where}.tool_name must be a text or null")
+        if tool_name is not None and not _is_short_text(tool_name):
+            raise NoticeError(
+                f"{where}.tool_name must be null or a text of 1 to {MAX_VALUE_CHARS} characters"
+            )
         pause = Pause(
             p_reuse=_number(item, "p_reuse", where, 1.0),
             pause_p95_s=_number(item, "pause_p95_s", where, _MAX_S),
@@ -93,6 +95,10 @@ def _decode(item: object, where: str) -> Notice:
         )
         return PauseNotice(session_id, pause)
     raise NoticeError(f'{where}.kind must be "pause", "resume_soon" or "end"')
+
+
+def _is_short_text(value: object) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= MAX_VALUE_CHARS
 
 
 def _number(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,15 +26,16 @@ _ALIASES = {
     "db": ToolType.DB_QUERY,
 }
 
-# Checked in order; the first word that the tool's name contains decides.
-_NAME_WORDS: tuple[tuple[ToolType, tuple[str, ...]], ...] = (
-    (ToolType.SUBAGENT, ("agent", "delegate", "handoff", "transfer_to", "task")),
-    (ToolType.HUMAN, ("human", "ask_user", "approval", "confirm")),
-    (ToolType.DB_QUERY, ("sql", "database", "db_", "_db", "query_table", "vector")),
-    (ToolType.CODE_EXEC, ("python", "bash", "shell", "exec", "run_", "terminal", "test", "code")),
-    (ToolType.WEB_API, ("web", "http", "browse", "fetch", "url", "api", "crawl")),
-    (ToolType.FILE_IO, ("file", "read", "write", "edit", "grep", "glob", "search", "list", "ls")),
+# Checked in order; the first kind that has a word of the tool's name decides.
+_NAME_WORDS: tuple[tuple[ToolType, str], ...] = (
+    (ToolType.SUBAGENT, "agent subagent delegate handoff transfer task"),
+    (ToolType.HUMAN, "human approval approve confirm ask"),
+    (ToolType.DB_QUERY, "sql database db table vector retriever"),
+    (ToolType.CODE_EXEC, "python bash shell exec execute run terminal test tests code repl"),
+    (ToolType.WEB_API, "web http browse browser fetch url api crawl scrape internet"),
+    (ToolType.FILE_IO, "file files read write edit editor grep glob search list ls directory"),
 )
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def parse_tool_type(value: str) -> ToolType | None:
@@ -48,10 +50,13 @@ def parse_tool_type(value: str) -> ToolType | None:
 
 
 def tool_type_of(name: str) -> ToolType:
-    """Guess the type of a tool from words in its name; ``OTHER`` when no word is known."""
-    lowered = name.lower()
-    for tool, words in _NAME_WORDS:
-        if any(word in lowered for word in words):
+    """Guess the type of a tool from the words of its name; ``OTHER`` when none is known.
+
+    Words are parted as in ``read_file``, ``read-file`` and ``ReadFile``.
+    """
+    words = {word.lower() for word in _WORD.findall(name)}
+    for tool, known in _NAME_WORDS:
+        if not words.isdisjoint(known.split()):
             return tool
     return ToolType.OTHER
 

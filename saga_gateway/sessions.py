@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from saga_core.durations import PauseDurations
-from saga_core.hints import Hints
+from saga_core.hints import Hints, clean
 from saga_core.notices import EndNotice, Notice, PauseNotice, ResumeNotice
 from saga_core.reuse import ReuseModel
 from saga_core.types import Pause, ToolType, tool_type_of
@@ -86,8 +86,7 @@ class SessionTable:
         session.workflow_id = hints.workflow_id or session.workflow_id
         session.running += 1
         self._touch(session, now_s)
-        while len(self._sessions) > self._max_sessions and self._evict(now_s):
-            pass
+        self._keep_bound(now_s)
         return session
 
     def end_step(
@@ -106,12 +105,15 @@ class SessionTable:
             return None
         self._touch(session, now_s)
         if answer is None or session.home is None:
+            self._keep_bound(now_s)
             return None
         if final:
             return self.end(session.session_id)
         if session.running:
             return None
-        return AddressedNotice(session.home, self._open_pause(session, answer, now_s))
+        notice = AddressedNotice(session.home, self._open_pause(session, answer, now_s))
+        self._keep_bound(now_s)
+        return notice
 
     def end(self, session_id: str) -> AddressedNotice | None:
         """The session is over and is forgotten; None when it is not known or has no worker."""
@@ -157,7 +159,7 @@ class SessionTable:
             p95_s = self._durations.p95_s(session.pause_key, ToolType.HUMAN)
         session.paused_s = now_s
         p_reuse = self._reuse.p_reuse(session.pause_key, tool_called=tool is not None)
-        return PauseNotice(session.session_id, Pause(p_reuse, p95_s, tool))
+        return PauseNotice(session.session_id, Pause(p_reuse, p95_s, clean(tool) if tool else None))
 
     def _touch(self, session: Session, now_s: float) -> None:
         session.last_used_s = now_s
@@ -172,6 +174,10 @@ class SessionTable:
                 self._touch(session, now_s)
             else:
                 self._forget(session)
+
+    def _keep_bound(self, now_s: float) -> None:
+        while len(self._sessions) > self._max_sessions and self._evict(now_s):
+            pass
 
     def _evict(self, now_s: float) -> bool:
         """Forget the least recently used idle session; False when there is none."""

@@ -32,7 +32,7 @@ notices = st.one_of(
     st.builds(
         PauseNotice,
         session_ids,
-        st.builds(Pause, st.floats(0.0, 1.0), seconds, st.none() | st.text(max_size=50)),
+        st.builds(Pause, st.floats(0.0, 1.0), seconds, st.none() | st.text(min_size=1, max_size=50)),
     ),
     st.builds(ResumeNotice, session_ids, seconds),
     st.builds(EndNotice, session_ids),
@@ -116,7 +116,7 @@ def test_the_bounds_themselves_are_legal():
         *((PAUSE, "p_reuse", bad) for bad in [*BAD_NUMBERS, 1.001, 10**400]),
         *((PAUSE, "pause_p95_s", bad) for bad in [*BAD_NUMBERS, 86_400.1, 10**400]),
         *((RESUME, "in_s", bad) for bad in [*BAD_NUMBERS, 86_400.1, 10**400]),
-        *((PAUSE, "tool_name", bad) for bad in (1, True, ["bash"], {})),
+        *((PAUSE, "tool_name", bad) for bad in (1, True, ["bash"], {}, "", "x" * 257)),
         *((END, "kind", bad) for bad in (None, "", "END", "ended", 1, [], {})),
     ],
 )
