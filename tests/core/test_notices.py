@@ -32,7 +32,9 @@ notices = st.one_of(
     st.builds(
         PauseNotice,
         session_ids,
-        st.builds(Pause, st.floats(0.0, 1.0), seconds, st.none() | st.text(min_size=1, max_size=50)),
+        st.builds(
+            Pause, st.floats(0.0, 1.0), seconds, st.none() | st.text(min_size=1, max_size=50)
+        ),
     ),
     st.builds(ResumeNotice, session_ids, seconds),
     st.builds(EndNotice, session_ids),
