@@ -9,6 +9,12 @@ from importlib.metadata import version
 
 from saga_core.errors import SagaError
 
+_NEEDS = {
+    "worker": "pip install 'saga-sdk[vllm]'",
+    "gateway": "pip install 'saga-sdk[gateway]'",
+    "demo": "the demo runs from the repository: type `make demo` there",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code: 0 done, 1 failed with a message, 130 stopped."""
@@ -22,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(options, rest)
     except SagaError as error:
         print(f"saga {options.command}: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        needed = _NEEDS[options.command]
+        print(f"saga {options.command}: {error.name} is missing: {needed}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"saga {options.command}: stopped", file=sys.stderr)

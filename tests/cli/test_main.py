@@ -72,6 +72,29 @@ def test_worker_without_vllm_says_what_to_install(
     assert "pip install" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "module", "remedy"),
+    [
+        (["gateway", "--worker", "http://127.0.0.1:1"], "saga_gateway.app", "saga-sdk[gateway]"),
+        (["demo"], "rich.console", "make demo"),
+    ],
+)
+def test_a_command_whose_packages_are_missing_says_what_to_do(
+    words: list[str],
+    module: str,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("saga_cli.demo")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(words) == 1
+    message = capsys.readouterr().err
+    assert "is missing" in message
+    assert remedy in message
+
+
 def test_other_commands_refuse_words_they_do_not_know(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
