@@ -95,7 +95,7 @@ async def test_the_plan_forces_a_tool_per_step_and_drops_the_tools_at_the_end() 
     for _ in range(3):
         await plan.awrap_model_call(Request(messages), handler)  # type: ignore[arg-type]
         messages.append(AIMessage("done"))
-    assert [change.get("tool_choice") for change in seen] == ["search", "run", None]
+    assert [change.get("tool_choice") for change in seen] == ["run", "search", None]
     assert seen[-1]["tools"] == []
     assert all("tools" not in change for change in seen[:-1])
 
