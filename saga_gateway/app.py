@@ -144,7 +144,7 @@ class Gateway:
             "status": "ok" if healthy else "unavailable",
             "workers": [asdict(load) for load in loads],
             "sessions": len(self.sessions),
-            "stats": asdict(self.stats),
+            "stats": self.stats.as_dict(),
         }
         await send_json(send, 200 if healthy else 503, content)
 
@@ -161,7 +161,7 @@ class Gateway:
             await send_error(send, 422, str(error), code="malformed_events")
             return
         for event in events:
-            self.stats.events[event.kind] += 1
+            self.stats.events[event.kind.value] += 1
             self._apply(event.kind, event.session_id)
         await send_json(send, 202, {"accepted": len(events)})
 

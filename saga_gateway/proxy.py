@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -208,7 +209,9 @@ class Proxy:
         content = response.content
         while True:
             try:
-                data = await content.readany()
+                # aiohttp waits for ever when a worker breaks the framing of its chunks.
+                async with asyncio.timeout(self._settings.idle_timeout_s):
+                    data = await content.readany()
             except (aiohttp.ClientError, OSError) as error:
                 await self._break_off(step, response, placement.worker_id, error, send)
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -35,3 +35,11 @@ class Stats:
     notices_dropped: int = 0
     notice_failures: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, int | dict[str, int]]:
+        """The counts as JSON can hold them."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {
+            name: dict(value) if isinstance(value, Counter) else value
+            for name, value in values.items()
+        }

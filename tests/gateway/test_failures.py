@@ -148,6 +148,30 @@ async def test_broken_stream_ends_in_an_error_event(gateway, worker, wire):
     await gateway.chat("s")
 
 
+async def test_stream_whose_chunks_lose_their_framing_is_given_up(start_gateway, worker, wire):
+    gateway = await start_gateway(worker, idle_timeout_s=0.3)
+
+    async def break_framing(exchange):
+        await exchange.stream_head()
+        await exchange.chunk(wire.event(wire.delta(content="hi")))
+        await asyncio.wait_for(seen.wait(), 10)
+        await exchange.send(b"not a length\r\n")
+        await exchange.gone()
+
+    seen = asyncio.Event()
+    worker.script = break_framing
+    text = b""
+    async with (
+        asyncio.timeout(20),
+        gateway.client.stream("POST", CHAT, json={}, headers={"X-SAGA-Session-ID": "s"}) as answer,
+    ):
+        async for piece in answer.aiter_raw():
+            text += piece
+            seen.set()
+    assert b"worker_failed" in text
+    assert [load.in_flight for load in gateway.app.workers.loads(0.0)] == [0]
+
+
 async def test_stream_that_breaks_after_done_is_complete(gateway, worker, wire):
     async def break_late(exchange):
         await exchange.stream_head()

@@ -116,7 +116,15 @@ async def test_events(gateway, worker, eventually):
         {"kind": "resume_soon", "session_id": "s", "in_s": 0.0},
         {"kind": "end", "session_id": "s"},
     ]
-    assert gateway.app.stats.events["tool_end"] == 2
+    health = await gateway.client.get("/health")
+    assert health.status_code == 200
+    assert health.json()["stats"]["events"] == {
+        "task_start": 1,
+        "tool_start": 1,
+        "tool_end": 2,
+        "session_end": 2,
+        "task_end": 1,
+    }
     await gateway.chat("t")
     await eventually(lambda: len(worker.notices) == 4)
     assert worker.notices[3]["p_reuse"] == pytest.approx(9 / 11)
