@@ -152,7 +152,7 @@ class LiveView:
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        self._console.print(line, highlight=False, markup=False)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def arm(self, name: str, progress: Progress) -> Iterator[None]:
