@@ -6,8 +6,10 @@ import hashlib
 import threading
 import time
 import uuid
+from collections import OrderedDict
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from types import TracebackType
 from uuid import UUID
 
@@ -18,6 +20,8 @@ from saga_sdk.guard import Guard
 
 MAX_CALLS = 10_000
 MAX_EVENT_URLS = 8
+# Its milliseconds fit the hint; a longer deadline could not be said.
+MAX_DEADLINE_S = 1e11
 _MAX_STEM_CHARS = 200
 
 
@@ -34,9 +38,19 @@ def wire_id(value: object) -> str:
     return f"{(clean(text) or 'id')[:_MAX_STEM_CHARS]}-{digest}"
 
 
-def deadline_at(deadline_s: float | None, now_s: float) -> float | None:
-    """The monotonic time at which a task that starts now should be done; None when unsaid."""
-    return None if deadline_s is None else now_s + deadline_s
+def deadline_at(deadline_s: object, now_s: float) -> float | None:
+    """The monotonic time at which a task that starts now should be done; None when unsaid.
+
+    What is not a finite number of seconds, as the user may have written it, says nothing and does
+    not raise. A negative one is a budget that is already spent.
+    """
+    if not isinstance(deadline_s, Real) or isinstance(deadline_s, bool):
+        return None
+    try:
+        seconds = float(deadline_s)
+    except OverflowError:
+        return None
+    return now_s + seconds if abs(seconds) <= MAX_DEADLINE_S else None
 
 
 class Session:
@@ -53,7 +67,8 @@ class Session:
     def __init__(self, session_id: str) -> None:
         self.id = session_id
         self.event_urls: tuple[str, ...] = ()
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may close a stream, and so report its end, inside.
+        self._lock = threading.RLock()
         self._next_step = 0
         self._tool_name: str | None = None
 
@@ -102,8 +117,9 @@ class CallMap:
 
     def __init__(self, max_calls: int = MAX_CALLS) -> None:
         self._max_calls = max_calls
-        self._lock = threading.Lock()
-        self._calls: dict[UUID, Call] = {}
+        # Reentrant, as a session's lock; and each change is a single operation.
+        self._lock = threading.RLock()
+        self._calls: OrderedDict[UUID, Call] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -112,7 +128,7 @@ class CallMap:
         with self._lock:
             self._calls[run_id] = call
             if len(self._calls) > self._max_calls:
-                del self._calls[next(iter(self._calls))]
+                self._calls.popitem(last=False)
 
     def get(self, run_id: UUID) -> Call | None:
         with self._lock:
@@ -174,8 +190,11 @@ class WorkflowRun:
 # A run id alone, never a token: callbacks of one run may end in another context than they began.
 _current_run: ContextVar[UUID | None] = ContextVar("saga_current_run", default=None)
 _current_workflow: ContextVar[WorkflowRun | None] = ContextVar("saga_workflow", default=None)
-_last_bare_call: ContextVar[tuple[WorkflowRun, Call] | None] = ContextVar(
-    "saga_last_bare_call", default=None
+# The run whose request was sent last: its call serves that request and no other.
+_sent_run: ContextVar[UUID | None] = ContextVar("saga_sent_run", default=None)
+# Whose request was sent last, a run's or a block's, and as which call: its retries follow.
+_last_sent: ContextVar[tuple[UUID | WorkflowRun, Call] | None] = ContextVar(
+    "saga_last_sent", default=None
 )
 calls = CallMap()
 
@@ -278,19 +297,26 @@ def current_call(*, is_retry: bool) -> Call | None:
     """The LLM call that this context is about to send; None when nothing is known of it.
 
     A framework's run wins over the ``saga.workflow`` block; a run that has ended counts for
-    nothing. A call of a bare client takes the block's next step; its retry repeats the step.
+    nothing, and so does one whose request was sent: what follows while it streams is another
+    call. A call of a bare client takes the block's next step. A retry repeats the call.
     """
     run_id = _current_run.get()
     call = None if run_id is None else calls.get(run_id)
-    if call is not None:
-        return call
-    run = _current_workflow.get()
-    if run is None:
-        return None
+    block = _current_workflow.get()
     # Attempts of one call follow each other in one context; concurrent calls have their own.
-    last = _last_bare_call.get()
-    if is_retry and last is not None and last[0] is run:
-        return last[1]
-    call = run.next_call()
-    _last_bare_call.set((run, call))
+    last = _last_sent.get()
+    if is_retry and last is not None:
+        sent_by, sent = last
+        if sent_by is block or (call is not None and sent_by == run_id):
+            return sent
+    if run_id is not None and call is not None and _sent_run.get() != run_id:
+        _sent_run.set(run_id)
+        _last_sent.set((run_id, call))
+        return call
+    if block is None:
+        # The retries of this request get no hint either.
+        _last_sent.set(None)
+        return None
+    call = block.next_call()
+    _last_sent.set((block, call))
     return call

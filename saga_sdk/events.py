@@ -205,18 +205,22 @@ class EventSender:
         url = self._queue[0][0]
         batch: list[Event] = []
         rest: deque[tuple[str, Event]] = deque()
-        for entry in self._queue:
+        # A put in the middle of this, by a collected generator, goes to the new queue.
+        queued, self._queue = self._queue, deque()
+        for entry in queued:
             if entry[0] == url and len(batch) < MAX_BATCH:
                 batch.append(entry[1])
             else:
                 rest.append(entry)
-        self._queue = rest
+        self._queue.extendleft(reversed(rest))
         return url, batch
 
     def _deliver(self, url: str, batch: Iterable[Event]) -> None:
         fields = [event.fields() for event in batch]
+        # The permission may be gone since the events were queued.
+        may_send = self._may_send(url)
         with self._changed:
-            if self._is_silent(url, self._timer()):
+            if not may_send or self._is_silent(url, self._timer()):
                 self.dropped += len(fields)
                 return
         status: int | None = None

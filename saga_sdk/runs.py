@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -129,7 +129,11 @@ class RunTracker:
     per session, over several roots when the session is named. Reports of one run by several
     handlers count once. The end of a root purges what is left below it; trees that are idle for
     ``max_idle_s`` are purged when the next one starts, and the oldest trees make room when
-    ``max_runs`` runs are open. Thread-safe.
+    ``max_runs`` runs are open.
+
+    Thread-safe, and an end never waits: the garbage collector may close an abandoned stream, and
+    so report its end, anywhere, also in a thread that is inside this object. Ends are queued, and
+    worked off by whoever has the lock: before the next start, and after every hold of the lock.
 
     At the end of a run that owns its session a ``session_end`` goes out, and a ``tool_end`` for
     the last of a session's open tools, when it took over 1 s; both only where calls of the
@@ -156,6 +160,7 @@ class RunTracker:
         self._max_idle_s = max_idle_s
         self._timer = timer
         self._lock = threading.Lock()
+        self._ended: deque[UUID] = deque()
         self._runs: dict[UUID, _Run] = {}
         self._trees: OrderedDict[UUID, _Tree] = OrderedDict()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -165,39 +170,71 @@ class RunTracker:
 
     def start(self, start: RunStart, source: Source) -> None:
         """Note a run; an LLM call takes its session's next step."""
-        with self._lock:
-            known = self._runs.get(start.run_id)
-            if known is not None and (known.by_hand or not source.by_hand):
-                return
-            now_s = self._timer()
-            parent = self._runs.get(start.parent_run_id) if start.parent_run_id else None
-            root_id = start.run_id if parent is None else parent.root_id
-            if known is not None:
-                root_id = known.root_id
-            elif not self._make_room(root_id, now_s):
-                return
-            scope = self._scope_of(start, source, parent, now_s)
-            run = _Run(root_id, scope, source.by_hand, now_s)
-            if start.kind is RunKind.TOOL:
-                seen_by = scope if parent is None else parent.scope
-                run = replace(run, tool_name=start.name, ended_in=seen_by)
-            elif start.kind is RunKind.CALL:
-                step = _step_of(scope.session, known)
-                run = replace(run, step=step)
-                self._calls.put(start.run_id, _call_of(scope, step, start.metadata))
-            self._runs[start.run_id] = run
-            tree = self._trees.setdefault(root_id, _Tree(now_s))
-            tree.open_runs.add(start.run_id)
-            tree.touched_s = now_s
-            self._trees.move_to_end(root_id)
+        events: list[Event] = []
+        try:
+            with self._lock:
+                # What this thread has reported as ended, ended before this start.
+                self._work_off(events)
+                self._start(start, source)
+        finally:
+            self._emit_all(events)
+            self._drain()
 
     def end(self, run_id: UUID) -> None:
-        """Note the end of a run, good or bad; a run that is not known counts for nothing."""
-        with self._lock:
-            events = self._end(run_id)
+        """Note the end of a run, good or bad; a run that is not known counts for nothing.
+
+        While the lock is held, the run leaves the call map at once, and the holder does the rest.
+        """
+        self._ended.append(run_id)
+        self._calls.discard(run_id)
+        self._drain()
+
+    def _drain(self) -> None:
+        # Who queues an end while the lock is held leaves it to the holder, who looks again after
+        # the release: no end is stranded.
+        while self._ended and self._lock.acquire(blocking=False):
+            events: list[Event] = []
+            try:
+                self._work_off(events)
+            finally:
+                self._lock.release()
+                self._emit_all(events)
+
+    def _work_off(self, events: list[Event]) -> None:
+        # The queue may grow meanwhile, but only the holder of the lock takes from it.
+        while self._ended:
+            events += self._end(self._ended.popleft())
+
+    def _emit_all(self, events: Iterable[Event]) -> None:
         for event in events:
             if event.urls:
                 self._emit(event)
+
+    def _start(self, start: RunStart, source: Source) -> None:
+        known = self._runs.get(start.run_id)
+        if known is not None and (known.by_hand or not source.by_hand):
+            return
+        now_s = self._timer()
+        parent = self._runs.get(start.parent_run_id) if start.parent_run_id else None
+        root_id = start.run_id if parent is None else parent.root_id
+        if known is not None:
+            root_id = known.root_id
+        elif not self._make_room(root_id, now_s):
+            return
+        scope = self._scope_of(start, source, parent, now_s)
+        run = _Run(root_id, scope, source.by_hand, now_s)
+        if start.kind is RunKind.TOOL:
+            seen_by = scope if parent is None else parent.scope
+            run = replace(run, tool_name=start.name, ended_in=seen_by)
+        elif start.kind is RunKind.CALL:
+            step = _step_of(scope.session, known)
+            run = replace(run, step=step)
+            self._calls.put(start.run_id, _call_of(scope, step, start.metadata))
+        self._runs[start.run_id] = run
+        tree = self._trees.setdefault(root_id, _Tree(now_s))
+        tree.open_runs.add(start.run_id)
+        tree.touched_s = now_s
+        self._trees.move_to_end(root_id)
 
     def _end(self, run_id: UUID) -> list[Event]:
         run = self._runs.pop(run_id, None)
@@ -231,11 +268,14 @@ class RunTracker:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every open run is in exactly one tree, and bounds hold."""
-        with self._lock:
-            in_trees = [run_id for tree in self._trees.values() for run_id in tree.open_runs]
-            assert sorted(in_trees) == sorted(self._runs), "runs and trees differ"
-            assert len(self._runs) <= self._max_runs, "too many runs"
-            assert len(self._sessions) <= self._max_sessions, "too many sessions"
+        try:
+            with self._lock:
+                in_trees = [run_id for tree in self._trees.values() for run_id in tree.open_runs]
+                assert sorted(in_trees) == sorted(self._runs), "runs and trees differ"
+                assert len(self._runs) <= self._max_runs, "too many runs"
+                assert len(self._sessions) <= self._max_sessions, "too many sessions"
+        finally:
+            self._drain()
 
     def _make_room(self, root_id: UUID, now_s: float) -> bool:
         while self._trees:

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 import saga_sdk as saga
 from saga_core.hints import Hints
 from saga_sdk.context import current_workflow
+from tests.sdk.agents import make_model
 from tests.sdk.standin_openai import StandInOpenAI
 
 
@@ -208,3 +209,39 @@ def test_a_span_sends_traceparent(server: StandInOpenAI, client: openai.OpenAI) 
     assert (sent[0] or "").split("-")[1] == trace_id
     assert sent[1:] == ["mine", None]
     assert all("private" not in (request.get("baggage") or "") for request in server.requests)
+
+
+def test_a_call_while_a_models_stream_is_open_is_the_blocks(
+    server: StandInOpenAI, client: openai.OpenAI
+) -> None:
+    saga.instrument(server.base_url)
+    server.failures_left = 1
+    with saga.workflow("outer") as block:
+        handler = saga.SagaCallbackHandler("streamer", session_id="stream")
+        for _ in make_model(server.base_url).stream("a", {"callbacks": [handler]}):
+            # Its retry is the bare client's too, not the stream's.
+            server.failures_left = 1
+            chat(client)
+    streamed, bare = server.requests[:2], server.requests[2:]
+    assert {(r.hints.workflow_id, r.hints.session_id) for r in streamed} == {("streamer", "stream")}
+    assert [(r.status, r.hints.step) for r in streamed] == [(500, 0), (200, 0)]
+    assert {(r.hints.workflow_id, r.hints.session_id) for r in bare} == {
+        ("outer", block.session_id)
+    }
+    assert len(bare) >= 4
+    assert [(r.status, r.hints.step) for r in bare] == [
+        (status, step) for step in range(len(bare) // 2) for status in (500, 200)
+    ]
+
+
+def test_a_call_while_a_models_stream_is_open_has_no_hint_of_it(
+    server: StandInOpenAI, client: openai.OpenAI
+) -> None:
+    saga.instrument(server.base_url)
+    for _ in make_model(server.base_url).stream("a"):
+        server.failures_left = 1
+        chat(client)
+    make_model(server.base_url).invoke("a")
+    assert len(server.hints) >= 6
+    assert [h.step for h in (server.hints[0], server.hints[-1])] == [0, 0]
+    assert {h == Hints() for h in server.hints[1:-1]} == {True}

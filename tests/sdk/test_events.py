@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import saga_sdk as saga
 from saga_core.errors import SettingsError
 from saga_sdk import events, headers
 from saga_sdk.events import Event, EventKind, EventSender
@@ -110,6 +111,54 @@ def test_a_full_queue_drops_the_oldest(post: Post, sender: EventSender) -> None:
     post.gate.set()
     assert sender.flush(WAIT_S)
     assert post.attempts[1:] == [(GATEWAY, ["s-4", "s-5", "s-6", "s-7"])]
+
+
+def test_what_is_no_longer_allowed_is_dropped(post: Post) -> None:
+    saga.instrument(GATEWAY)
+    sender = EventSender(post=post, timer=lambda: post.now_s)
+    try:
+        hold(post, sender)
+        for number in range(1, 4):
+            sender.put(ended(number))
+        saga.uninstrument()
+        post.gate.set()
+        assert sender.flush(WAIT_S)
+        assert post.attempts == [(GATEWAY, ["s-0"])]
+        assert sender.dropped == 3
+        # The URL is not left alone for it.
+        saga.instrument(GATEWAY)
+        sender.put(ended(4))
+        assert sender.flush(WAIT_S)
+        assert post.attempts[1:] == [(GATEWAY, ["s-4"])]
+    finally:
+        post.gate.set()
+        sender.stop()
+
+
+@pytest.mark.timeout(10)
+def test_an_event_that_is_put_while_a_batch_is_taken_is_kept(
+    sender: EventSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "_wake", lambda: None)
+
+    class PutsAnother(str):
+        """A URL whose comparison lets the garbage collector run, as it were."""
+
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            if not late:
+                late.append(ended(9))
+                sender.put(late[0])
+            return str.__eq__(self, other)
+
+    late: list[Event] = []
+    for number, url in ((1, GATEWAY), (2, OTHER), (3, PutsAnother(GATEWAY)), (4, OTHER)):
+        sender._queue.append((url, ended(number)))
+    url, batch = sender._take()
+    assert (url, [event.session_id for event in batch]) == (GATEWAY, ["s-1", "s-3"])
+    assert [event.session_id for _, event in sender._queue] == ["s-2", "s-4", "s-9"]
 
 
 def test_a_batch_is_bounded(

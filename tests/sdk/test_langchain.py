@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -176,6 +177,23 @@ def test_a_past_deadline_is_zero(server: StandInOpenAI) -> None:
     handler = saga.SagaCallbackHandler(base_urls=server.base_url, deadline_s=-1)
     make_model(server.base_url).invoke("a", {"callbacks": [handler]})
     assert [h.deadline_ms for h in server.hints] == [0]
+
+
+@pytest.mark.parametrize(
+    "deadline_s",
+    [float("inf"), float("nan"), "30", True, 1e308, 10**400, Decimal(30), object()],
+    ids=lambda value: str(value)[:8],
+)
+def test_a_deadline_that_is_no_time_is_none(server: StandInOpenAI, deadline_s: Any) -> None:
+    handler = saga.SagaCallbackHandler(base_urls=server.base_url, deadline_s=deadline_s)
+    make_model(server.base_url).invoke("a", {"callbacks": [handler]})
+    with saga.workflow("outer", deadline_s=60), saga.workflow("swe", deadline_s=deadline_s):
+        make_model(server.base_url).invoke("a", {"callbacks": [handler]})
+    alone, in_block = server.hints
+    assert (alone.step, alone.deadline_ms) == (0, None)
+    assert in_block.workflow_id == "swe"
+    assert in_block.deadline_ms is not None
+    assert 0 < in_block.deadline_ms <= 60_000
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saga_core.hints import Hints
-from saga_sdk.context import Call, CallMap
+from saga_sdk.context import Call, CallMap, Session
+from saga_sdk.events import Event, EventKind
 from saga_sdk.runs import RunKind, RunStart, RunTracker, Source
 
 
@@ -172,6 +177,125 @@ def test_the_oldest_call_makes_room() -> None:
         call_map.put(UUID(int=number), Call(Hints(step=number)))
     assert len(call_map) == 2
     assert call_map.get(UUID(int=0)) is None
+
+
+class Told(Clock):
+    """A clock that does something, once, when the tracker reads it: that is inside its lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.then: Callable[[], object] | None = None
+
+    def __call__(self) -> float:
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return super().__call__()
+
+
+def open_session(call_map: CallMap, tracker: RunTracker) -> None:
+    """Leave the chain 1 and its call 2 open, whose session has an event to tell."""
+    tracker.start(report(RunKind.CHAIN, 1), BY_HAND)
+    tracker.start(report(RunKind.CALL, 2, parent=1), BY_HAND)
+    call = call_map.get(UUID(int=2))
+    assert call is not None
+    assert call.session is not None
+    call.session.sent_to("http://gateway:80/saga/v1/events")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_end_inside_a_start_is_worked_off_after_it(call_map: CallMap, fails: bool) -> None:
+    # As when the garbage collector closes an abandoned stream there.
+    clock, events = Told(), list[Event]()
+    tracker = make_tracker(call_map, clock, emit=events.append)
+    open_session(call_map, tracker)
+
+    def end_both() -> None:
+        assert tracker._lock.locked()
+        for number in (2, 1):
+            tracker.end(UUID(int=number))
+        assert call_map.get(UUID(int=2)) is None
+        if fails:
+            raise ZeroDivisionError
+
+    clock.then = end_both
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        tracker.start(report(RunKind.CALL, 3), BY_HAND)
+    assert len(tracker) == len(call_map) == (0 if fails else 1)
+    assert [(event.kind, event.session_id) for event in events] == [
+        (EventKind.SESSION_END, str(UUID(int=1)))
+    ]
+    tracker.end(UUID(int=3))
+    tracker.check_integrity()
+    assert (len(tracker), len(call_map)) == (0, 0)
+
+
+@pytest.mark.timeout(10)
+def test_an_end_inside_an_end_is_worked_off_after_it(call_map: CallMap) -> None:
+    clock = Told()
+    tracker = make_tracker(call_map, clock)
+    tracker.start(report(RunKind.CHAIN, 1), BY_HAND)
+    tracker.start(report(RunKind.TOOL, 2, parent=1), BY_HAND)
+    tracker.start(report(RunKind.CALL, 3), BY_HAND)
+    clock.then = lambda: tracker.end(UUID(int=3))
+    tracker.end(UUID(int=2))
+    assert (len(tracker), len(call_map)) == (1, 0)
+    tracker.end(UUID(int=1))
+    tracker.check_integrity()
+
+
+@pytest.mark.timeout(10)
+def test_an_end_does_not_wait_for_another_threads_start(call_map: CallMap) -> None:
+    clock, inside, gate = Told(), threading.Event(), threading.Event()
+    tracker = make_tracker(call_map, clock)
+    tracker.start(report(RunKind.CHAIN, 1), BY_HAND)
+    tracker.start(report(RunKind.TOOL, 2, parent=1, name="read_file"), BY_HAND)
+
+    def wait() -> None:
+        inside.set()
+        assert gate.wait(5)
+
+    clock.then = wait
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(tracker.start, report(RunKind.CHAIN, 3), BY_HAND)
+        assert inside.wait(5)
+        tracker.end(UUID(int=2))
+        assert len(tracker) == 2
+        gate.set()
+        # The end comes first, whoever works it off.
+        tracker.start(report(RunKind.CALL, 4, parent=1), BY_HAND)
+        other.result(5)
+    assert hints_of(call_map, 4).tool_name == "read_file"
+    assert len(tracker) == 3
+    for number in (4, 3, 1):
+        tracker.end(UUID(int=number))
+    tracker.check_integrity()
+
+
+def test_ends_of_many_threads_are_not_stranded(call_map: CallMap, clock: Clock) -> None:
+    tracker = make_tracker(call_map, clock)
+
+    def work(first: int) -> None:
+        for number in range(first, first + 200):
+            tracker.start(report(RunKind.CALL, number), BY_HAND)
+            tracker.end(UUID(int=number))
+            assert call_map.get(UUID(int=number)) is None
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(0, 8000, 1000)))
+    assert (len(tracker), len(call_map)) == (0, 0)
+    tracker.check_integrity()
+
+
+@pytest.mark.timeout(10)
+def test_calls_and_sessions_may_be_entered_again(call_map: CallMap) -> None:
+    session = Session("s")
+    with call_map._lock, session._lock:
+        call_map.put(UUID(int=1), Call(Hints()))
+        call_map.discard(UUID(int=1))
+        session.tool_ended("read_file")
+        assert session.take_step() == (0, "read_file")
 
 
 EVENTS = st.lists(
