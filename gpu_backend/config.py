@@ -51,11 +51,12 @@ class WorkerConfig:
             variable = f"SAGA_{setting.name.upper()}"
             text = environment.get(variable)
             if text:
+                kind = int if setting.type == "int" else float
                 try:
-                    number = float(text)
+                    values[setting.name] = kind(text)
                 except ValueError as error:
-                    raise SettingsError(f"{variable}={text!r} must be a number") from error
-                values[setting.name] = int(number) if setting.type == "int" else number
+                    what = "a whole number" if kind is int else "a number"
+                    raise SettingsError(f"{variable}={text!r} must be {what}") from error
         return cls(
             policy=environment.get(POLICY_VARIABLE) or DEFAULT_POLICY,
             retention=RetentionSettings(**values),  # type: ignore[arg-type]

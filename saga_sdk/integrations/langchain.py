@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
@@ -18,7 +19,7 @@ from saga_sdk.hosts import allowed
 from saga_sdk.runs import RunKind, RunStart, Source, tracker
 
 
-class RunReporter(BaseCallbackHandler):
+class RunReporter(BaseCallbackHandler, ABC):
     """A callback handler that reports every run to the run tracker; it never raises.
 
     It runs inline, in the context of the code that makes the HTTP request, also in async code:
@@ -27,9 +28,9 @@ class RunReporter(BaseCallbackHandler):
 
     run_inline = True
 
+    @abstractmethod
     def source(self) -> Source | None:
         """What the user told this handler; None while it is switched off."""
-        raise NotImplementedError
 
     def _start(
         self,

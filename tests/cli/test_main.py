@@ -46,6 +46,29 @@ def test_worker_becomes_vllms_server_with_the_plugin(
     assert "lora_filesystem_resolver" in plugins  # vLLM's own plugins stay as they were.
 
 
+def test_with_the_vllm_package_worker_becomes_vllm_serve(
+    executed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "version", lambda name: "0.32.0")
+    with pytest.raises(_ExecCalled):
+        main(["worker", "some/model", "--headless"])
+    assert executed["command"][1:] == [
+        *("-m", "vllm.entrypoints.cli.main", "serve", "some/model", "--headless")
+    ]
+
+
+def test_with_the_cpu_package_an_option_that_would_do_nothing_is_refused(
+    executed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> str:
+        raise worker.PackageNotFoundError(name)
+
+    monkeypatch.setattr(worker, "version", missing)
+    assert main(["worker", "some/model", "--headless"]) == 1
+    assert "--headless" in capsys.readouterr().err
+    assert executed == {}
+
+
 def test_worker_off_is_stock_vllm(
     executed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,3 +76,27 @@ def test_the_plugin_is_on_only_when_named(plugins, enabled, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert is_enabled() is enabled
+
+
+def test_every_constant_can_be_set_by_its_variable():
+    environment = {"SAGA_PROTECT_MIN_P_REUSE": "0", "SAGA_MAX_SESSIONS": "5", "SAGA_ALPHA": ""}
+    retention = WorkerConfig.from_environment(environment).retention
+    assert retention.protect_min_p_reuse == 0.0
+    assert retention.max_sessions == 5
+    assert retention.alpha == 0.3
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SAGA_ALPHA", "much"),
+        ("SAGA_MAX_SESSIONS", "nan"),
+        ("SAGA_MAX_SESSIONS", "5.5"),
+        ("SAGA_TAU_MAX_S", "nan"),
+        ("SAGA_BETA", "2"),
+    ],
+)
+def test_a_constant_that_cannot_be_is_refused_by_name(variable, value):
+    name = variable.removeprefix("SAGA_").lower()
+    with pytest.raises(SettingsError, match=f"(?i){name}"):
+        WorkerConfig.from_environment({variable: value})
