@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, fields
 
 from gpu_backend.kv_retention import OBSERVE
 from saga_core.errors import SettingsError
-from saga_core.retention import POLICIES
+from saga_core.policies import DEFAULT_POLICY, POLICIES
 from saga_core.settings import RetentionSettings
 
 PLUGIN = "saga"
 POLICY_VARIABLE = "SAGA_POLICY"
-DEFAULT_POLICY = "wa-lru"
 
 
 def policy_names() -> list[str]:

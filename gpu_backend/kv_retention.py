@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from gpu_backend.regret import GhostBlocks
 from gpu_backend.session_index import SessionIndex
 from saga_core.notices import EndNotice, Notice, PauseNotice
-from saga_core.retention import make_policy
+from saga_core.pauses import Step
 from saga_core.settings import RetentionSettings
 
 OBSERVE = "vllm"
@@ -69,8 +69,7 @@ class KVRetention:
         self.ghosts = GhostBlocks(self.settings.max_ghost_blocks)
         self.index = None
         if self.policy_name != OBSERVE:
-            policy = make_policy(self.policy_name, self.settings)
-            self.index = SessionIndex(self.num_blocks, policy, self.settings)
+            self.index = SessionIndex(self.num_blocks, self.policy_name, self.settings)
 
     # Events of the scheduler
 
@@ -90,7 +89,8 @@ class KVRetention:
     ) -> None:
         """A waiting request has got its blocks and runs."""
         if self.index is not None and session_id is not None:
-            self.index.started(session_id, now_s=self.clock())
+            known_blocks = cached_tokens // self.block_tokens + lost_blocks
+            self.index.started(session_id, now_s=self.clock(), known_blocks=known_blocks)
         c = self.counters
         computed = prompt_tokens - cached_tokens
         if preempted:
@@ -102,10 +102,17 @@ class KVRetention:
         c.computed_tokens += computed
         c.regret_tokens += lost_blocks * self.block_tokens
 
-    def released(self, session_id: str | None, blocks: Sequence[int], *, preempted: bool) -> None:
+    def released(
+        self,
+        session_id: str | None,
+        blocks: Sequence[int],
+        *,
+        preempted: bool,
+        step: Step = Step(),  # noqa: B008 - frozen
+    ) -> None:
         """A request gives up its cached blocks, in chain order."""
         if self.index is not None:
-            self.index.record(session_id, blocks, now_s=self.clock(), resuming=preempted)
+            self.index.record(session_id, blocks, now_s=self.clock(), resuming=preempted, step=step)
 
     # Events of the block pool
 

@@ -22,6 +22,7 @@ from gpu_backend import block_pool
 from gpu_backend.config import WorkerConfig
 from gpu_backend.kv_retention import KVRetention
 from saga_core.notices import decode_notices
+from saga_core.pauses import Step
 
 logger = logging.getLogger("vllm.saga")
 _T = TypeVar("_T")
@@ -174,6 +175,7 @@ class SagaSchedulerMixin:
             session_id=request.session_id,
             blocks=blocks,
             preempted=not request.is_finished(),
+            step=_step(request),
         )
         if self._request_blocks_can_be_freed(request):
             release(saga)
@@ -182,9 +184,21 @@ class SagaSchedulerMixin:
 
 
 def _released(
-    saga: KVRetention, session_id: str | None, blocks: list[int], preempted: bool
+    saga: KVRetention, session_id: str | None, blocks: list[int], preempted: bool, step: Step
 ) -> None:
-    saga.released(session_id, blocks, preempted=preempted)
+    saga.released(session_id, blocks, preempted=preempted, step=step)
+
+
+def _step(request: Request) -> Step:
+    """How the request went. Its last two tokens tell an answer that calls a tool from another."""
+    ending: object = "length"
+    if request.status != RequestStatus.FINISHED_LENGTH_CAPPED:
+        ending = tuple(request.output_token_ids[-2:])
+    return Step(
+        input_tokens=request.num_prompt_tokens,
+        run_s=max(0.0, time.time() - request.arrival_time),
+        ending=ending,
+    )
 
 
 def _is_of(pool: Any, block: Any) -> bool:

@@ -1,13 +1,23 @@
-"""How long pauses last: learned online, from a prior until there is evidence."""
+"""How long pauses last: quantile sketches learned online, from a prior until there is evidence."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable
+
+from ddsketch import DDSketch
 
 from saga_core.types import ToolType
 
+PRIOR_P50_S: dict[ToolType, float] = {
+    ToolType.FILE_IO: 0.045,
+    ToolType.CODE_EXEC: 0.18,
+    ToolType.WEB_API: 0.85,
+    ToolType.DB_QUERY: 0.12,
+    ToolType.SUBAGENT: 30.0,
+    ToolType.HUMAN: 60.0,
+    ToolType.OTHER: 2.5,
+}
 PRIOR_P95_S: dict[ToolType, float] = {
     ToolType.FILE_IO: 0.32,
     ToolType.CODE_EXEC: 2.4,
@@ -17,43 +27,121 @@ PRIOR_P95_S: dict[ToolType, float] = {
     ToolType.HUMAN: 300.0,
     ToolType.OTHER: 13.0,
 }
-"""P95 per type before anything was seen, seconds. The first four are the SAGA paper's; the others
-are ours: a shell call of a coding agent for ``other``, minutes for a person."""
+"""P50 and P95 per type before anything was seen, seconds. The first four are the SAGA paper's; the
+others are ours: a shell call of a coding agent for ``other``, minutes for a person."""
 
-_WINDOW = 256
+_GENERATION = 512
 _ENOUGH = 8
+_RELATIVE_ERROR = 0.02
+
+
+class Quantiles:
+    """Quantiles of a stream of non-negative numbers, within 2 % of the value.
+
+    Two DDSketches: one that fills and the full one before it. The older is dropped when the newer
+    holds 512 numbers, so that between the last 512 and 1,024 numbers count.
+    """
+
+    def __init__(self) -> None:
+        self._recent = DDSketch(_RELATIVE_ERROR)
+        self._before: DDSketch | None = None
+
+    def __len__(self) -> int:
+        before = 0 if self._before is None else self._before.count
+        return int(self._recent.count + before)
+
+    def add(self, value: float) -> None:
+        """Add one number."""
+        if self._recent.count >= _GENERATION:
+            self._before, self._recent = self._recent, DDSketch(_RELATIVE_ERROR)
+        self._recent.add(value)
+
+    def merge(self, other: Quantiles) -> None:
+        """Add all that ``other`` holds; it is not changed."""
+        for sketch in (other._before, other._recent):
+            if sketch is not None and sketch.count:
+                self._recent.merge(sketch)
+
+    def quantile(self, q: float) -> float | None:
+        """The value below which a share ``q`` (0 to 1) lies; None before the first number."""
+        if self._before is None:
+            value = self._recent.get_quantile_value(q)
+        else:
+            both = DDSketch(_RELATIVE_ERROR)
+            both.merge(self._before)
+            both.merge(self._recent)
+            value = both.get_quantile_value(q)
+        return None if value is None else float(value)
+
+    def cuts(self, count: int) -> tuple[float, ...]:
+        """The ``count`` values that part the numbers into equally many; () before eight numbers."""
+        if len(self) < _ENOUGH:
+            return ()
+        found = (self.quantile((k + 1) / (count + 1)) for k in range(count))
+        return tuple(value for value in found if value is not None)
+
+    def remaining_s(self, age_s: float, q: float = 0.5) -> float | None:
+        """Quantile ``q`` of the time left, given that ``age_s`` has passed.
+
+        Residual life: (T - age) given T > age. None when no number exceeds ``age_s``.
+        """
+        low, high = 0.0, 1.0
+        if (self.quantile(1.0) or 0.0) <= age_s:
+            return None
+        for _ in range(12):
+            middle = 0.5 * (low + high)
+            if (self.quantile(middle) or 0.0) <= age_s:
+                low = middle
+            else:
+                high = middle
+        value = self.quantile(1.0 - (1.0 - q) * (1.0 - high))
+        return None if value is None else max(0.0, value - age_s)
 
 
 class PauseDurations:
-    """Sliding-window quantiles of pause lengths per key.
+    """Quantiles of pause lengths per key.
 
-    A key with fewer than eight samples answers the larger of the prior and its largest sample: a
-    TTL that is too long costs room, one that is too short costs a prefill. Of each key the last
-    256 samples count; the least recently updated key goes when ``max_keys`` is reached.
+    A key with fewer than eight samples answers the larger of the prior and its own quantile: a
+    TTL that is too long costs room, one that is too short costs a prefill. The least recently
+    updated key goes when ``max_keys`` is reached.
     """
 
     def __init__(self, max_keys: int = 10_000) -> None:
         self._max_keys = max_keys
-        self._windows: OrderedDict[Hashable, tuple[deque[float], list[float]]] = OrderedDict()
+        self._quantiles: OrderedDict[Hashable, Quantiles] = OrderedDict()
 
     def observe(self, key: Hashable, duration_s: float) -> None:
         """Add one finished pause of ``duration_s`` seconds (not negative)."""
-        window = self._windows.get(key)
-        if window is None:
-            window = self._windows[key] = (deque(), [])
-            if len(self._windows) > self._max_keys:
-                self._windows.popitem(last=False)
-        self._windows.move_to_end(key)
-        recent, ordered = window
-        if len(recent) == _WINDOW:
-            del ordered[bisect_left(ordered, recent.popleft())]
-        recent.append(duration_s)
-        insort(ordered, duration_s)
+        quantiles = self._quantiles.get(key)
+        if quantiles is None:
+            quantiles = self._quantiles[key] = Quantiles()
+            if len(self._quantiles) > self._max_keys:
+                self._quantiles.popitem(last=False)
+        self._quantiles.move_to_end(key)
+        quantiles.add(duration_s)
+
+    def p50_s(self, key: Hashable, prior: ToolType) -> float:
+        """Median of the key's pauses, seconds."""
+        return self._quantile_s(key, 0.5, PRIOR_P50_S[prior])
 
     def p95_s(self, key: Hashable, prior: ToolType) -> float:
-        """95th percentile of the key's pauses, seconds (nearest rank)."""
-        window = self._windows.get(key)
-        ordered = window[1] if window is not None else []
-        if len(ordered) < _ENOUGH:
-            return max([PRIOR_P95_S[prior], *ordered[-1:]])
-        return ordered[(95 * len(ordered) - 1) // 100]
+        """95th percentile of the key's pauses, seconds."""
+        return self._quantile_s(key, 0.95, PRIOR_P95_S[prior])
+
+    def remaining_s(self, key: Hashable, age_s: float, prior: ToolType, q: float = 0.5) -> float:
+        """Quantile ``q`` of the time left of a pause that has lasted ``age_s`` seconds.
+
+        Past everything seen it answers ``age_s`` again: long pauses have heavy tails.
+        """
+        quantiles = self._quantiles.get(key)
+        if quantiles is None or len(quantiles) < _ENOUGH:
+            return max(PRIOR_P50_S[prior] - age_s, 0.0) or age_s
+        left_s = quantiles.remaining_s(age_s, q)
+        return age_s if left_s is None else left_s
+
+    def _quantile_s(self, key: Hashable, q: float, prior_s: float) -> float:
+        quantiles = self._quantiles.get(key)
+        if quantiles is None:
+            return prior_s
+        value = quantiles.quantile(q) or 0.0
+        return value if len(quantiles) >= _ENOUGH else max(prior_s, value)

@@ -65,7 +65,10 @@ def decode_notices(body: object) -> list[Notice]:
 
 def _encode(notice: Notice) -> dict[str, object]:
     if isinstance(notice, PauseNotice):
-        return {"kind": "pause", "session_id": notice.session_id, **asdict(notice.pause)}
+        pause = asdict(notice.pause)
+        if notice.pause.pause_p50_s is None:
+            del pause["pause_p50_s"]
+        return {"kind": "pause", "session_id": notice.session_id, **pause}
     if isinstance(notice, ResumeNotice):
         return {"kind": "resume_soon", "session_id": notice.session_id, "in_s": notice.in_s}
     return {"kind": "end", "session_id": notice.session_id}
@@ -92,6 +95,9 @@ def _decode(item: object, where: str) -> Notice:
             p_reuse=_number(item, "p_reuse", where, 1.0),
             pause_p95_s=_number(item, "pause_p95_s", where, _MAX_S),
             tool_name=tool_name,
+            pause_p50_s=None
+            if item.get("pause_p50_s") is None
+            else _number(item, "pause_p50_s", where, _MAX_S),
         )
         return PauseNotice(session_id, pause)
     raise NoticeError(f'{where}.kind must be "pause", "resume_soon" or "end"')

@@ -1,50 +1,244 @@
-"""Whether a paused session comes back: learned online per kind of pause."""
+"""How soon an idle prefix is read again: hazards learned online by class and age."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+_FIRST_EDGE_S = 0.0625
+_PER_OCTAVE = 3
+GHOST_S = 7200.0
+"""Age at which an idle prefix no longer counts as one that may be read again, seconds."""
+
+AGE_EDGES_S: tuple[float, ...] = (
+    0.0,
+    *(
+        _FIRST_EDGE_S * 2 ** (k / _PER_OCTAVE)
+        for k in range(math.ceil(_PER_OCTAVE * math.log2(GHOST_S / _FIRST_EDGE_S)))
+    ),
+)
+"""Lower edges of the age buckets, seconds: three an octave from a sixteenth of a second to 2 h."""
+
+_WIDTHS_S = tuple(
+    upper - lower for lower, upper in zip(AGE_EDGES_S, (*AGE_EDGES_S[1:], 2 * GHOST_S), strict=True)
+)
+_NUM_AGES = len(AGE_EDGES_S)
+
+ReuseClass = tuple[Hashable, ...]
+"""A path of ever finer kinds of idle prefix; every prefix of the path is a class too, its parent.
+The first element is the kind: "paused", "ended", "superseded", "shared", "plain"."""
+
+# Share of the prior hazard with which a kind starts; other kinds start at 1.
+_PRIOR_SHARE: dict[Hashable, float] = {"ended": 0.01, "superseded": 0.05}
+_KIND_STRENGTH = 0.2
+
+
+def age_bucket(age_s: float) -> int:
+    """Number of the bucket that holds ``age_s`` (not negative)."""
+    return bisect_right(AGE_EDGES_S, age_s) - 1
+
+
+def bucket_end_s(age_s: float) -> float:
+    """Age at which the bucket of ``age_s`` ends, seconds; infinite for the last one."""
+    following = age_bucket(age_s) + 1
+    return AGE_EDGES_S[following] if following < _NUM_AGES else math.inf
+
+
+@dataclass(slots=True)
+class _Table:
+    """Evidence of one class: reads again and seconds at risk, per age bucket."""
+
+    reads: list[float] = field(default_factory=lambda: [0.0] * _NUM_AGES)
+    risk_s: list[float] = field(default_factory=lambda: [0.0] * _NUM_AGES)
+    touched_s: float = -math.inf
+    epoch: int = -1
+    hazards: list[float] = field(default_factory=list)
+    worths: list[float] = field(default_factory=list)
+    passed: list[float] = field(default_factory=list)
+
+
+class ReuseHazards:
+    """Hazard of being read again, per class and age, per second.
+
+    h[c, b] = (reads + k) / (risk + k / h_parent[b]), from the reads and the idle seconds at risk
+    that were seen at ages in bucket b, those of evicted and of never read prefixes included, so
+    that termination needs no model of its own. The parent of a kind is 0.3 / (age + 5), times the
+    kind's prior share. Evidence halves every ``half_life_s``.
+
+    Tables are worked out once per epoch, on first use; ``refresh`` begins the next one.
+
+    Args:
+        strength: k, pseudo-reads with which a parent speaks in its child's bucket.
+        half_life_s: age of evidence at which it counts half, seconds.
+        max_classes: the least recently updated class goes beyond this many.
+    """
+
+    def __init__(
+        self, *, strength: float = 0.7, half_life_s: float = math.inf, max_classes: int = 8192
+    ) -> None:
+        self._strength = strength
+        self._half_life_s = half_life_s
+        self._max_classes = max_classes
+        self._tables: OrderedDict[ReuseClass, _Table] = OrderedDict()
+        self._epoch = 0
+
+    def refresh(self) -> None:
+        """Let what was observed so far count from now on."""
+        self._epoch += 1
+
+    def at_risk(self, cls: ReuseClass, from_age_s: float, to_age_s: float, *, now_s: float) -> None:
+        """A prefix of the class lay idle from one age to another, and was not read."""
+        first, last = age_bucket(from_age_s), age_bucket(to_age_s)
+        for depth in range(len(cls), 0, -1):
+            risk_s = self._touch(cls[:depth], now_s).risk_s
+            at_s = from_age_s
+            for bucket in range(first, last):
+                risk_s[bucket] += AGE_EDGES_S[bucket + 1] - at_s
+                at_s = AGE_EDGES_S[bucket + 1]
+            risk_s[last] += to_age_s - at_s
+
+    def read(self, cls: ReuseClass, age_s: float, *, now_s: float, share: float = 1.0) -> None:
+        """A prefix of the class was read at ``age_s``, ``share`` of its blocks (0 to 1)."""
+        bucket = age_bucket(age_s)
+        for depth in range(len(cls), 0, -1):
+            self._touch(cls[:depth], now_s).reads[bucket] += share
+
+    def hazard(self, cls: ReuseClass, age_s: float) -> float:
+        """Reads per second of a prefix of the class at ``age_s``."""
+        return self._hazards(cls)[age_bucket(age_s)]
+
+    def worth(self, cls: ReuseClass, age_s: float) -> float:
+        """What keeping a block is worth: expected reads per block-second, for the best stop.
+
+        Gittins index max_k (1 - S_k) / ∫₀^k S over stopping ages k, S the survival from
+        ``age_s`` on: how good the best stretch ahead is, not only the present moment. It equals
+        the hazard where that falls with age. Constant within an age bucket.
+        """
+        table = self._current(cls)
+        if not table.worths:
+            table.worths = _gittins(table.hazards)
+        return table.worths[age_bucket(age_s)]
+
+    def log_likelihood(
+        self, cls: ReuseClass, from_age_s: float, to_age_s: float, *, was_read: bool
+    ) -> float:
+        """Log of the density of a read at ``to_age_s``, or of the chance of none until then.
+
+        Given that there was none until ``from_age_s``.
+        """
+        table = self._current(cls)
+        if not table.passed:
+            total = 0.0
+            for hazard, width_s in zip(table.hazards, _WIDTHS_S, strict=True):
+                table.passed.append(total)
+                total += hazard * width_s
+        log_survival = self._passed(table, from_age_s) - self._passed(table, to_age_s)
+        return log_survival + (math.log(self.hazard(cls, to_age_s)) if was_read else 0.0)
+
+    @staticmethod
+    def _passed(table: _Table, age_s: float) -> float:
+        bucket = age_bucket(age_s)
+        return table.passed[bucket] + table.hazards[bucket] * (age_s - AGE_EDGES_S[bucket])
+
+    def _touch(self, cls: ReuseClass, now_s: float) -> _Table:
+        table = self._tables.get(cls)
+        if table is None:
+            table = self._tables[cls] = _Table(touched_s=now_s)
+            if len(self._tables) > self._max_classes:
+                self._tables.popitem(last=False)
+        elif now_s - table.touched_s > 0.01 * self._half_life_s:
+            factor = 0.5 ** ((now_s - table.touched_s) / self._half_life_s)
+            table.reads = [factor * reads for reads in table.reads]
+            table.risk_s = [factor * risk_s for risk_s in table.risk_s]
+            table.touched_s = now_s
+        self._tables.move_to_end(cls)
+        return table
+
+    def _hazards(self, cls: ReuseClass) -> list[float]:
+        if not cls:
+            return _PRIOR
+        return self._current(cls).hazards
+
+    def _current(self, cls: ReuseClass) -> _Table:
+        table = self._tables.get(cls)
+        if table is None:
+            if len(cls) > 1:
+                return self._current(cls[:-1])
+            table = self._tables[cls] = _Table()
+        if table.epoch != self._epoch:
+            share, k = 1.0, self._strength
+            if len(cls) == 1:
+                share, k = _PRIOR_SHARE.get(cls[0], 1.0), _KIND_STRENGTH
+            table.hazards = [
+                (reads + k) / (risk_s + k / (share * parent))
+                for reads, risk_s, parent in zip(
+                    table.reads, table.risk_s, self._hazards(cls[:-1]), strict=True
+                )
+            ]
+            table.worths, table.passed = [], []
+            table.epoch = self._epoch
+        return table
+
+
+_PRIOR = [
+    0.3 / (lower + 0.5 * width_s + 5.0)
+    for lower, width_s in zip(AGE_EDGES_S, _WIDTHS_S, strict=True)
+]
+
+
+def _gittins(hazards: list[float]) -> list[float]:
+    """The index at the start of each bucket.
+
+    From the last bucket backwards, stretches are merged while the later one is the better: what is
+    left is the concave hull of reads over block-seconds, whose first slope is the index.
+    """
+    worths = [0.0] * len(hazards)
+    stack: list[tuple[float, float, float]] = []
+    for bucket in range(len(hazards) - 1, -1, -1):
+        passed = hazards[bucket] * _WIDTHS_S[bucket]
+        reads = -math.expm1(-passed)
+        held_s = reads / hazards[bucket]
+        while stack and stack[-1][0] * held_s > reads * stack[-1][1]:
+            later_reads, later_s, later_passed = stack.pop()
+            survive = math.exp(-passed)
+            reads += survive * later_reads
+            held_s += survive * later_s
+            passed += later_passed
+        stack.append((reads, held_s, passed))
+        worths[bucket] = reads / held_s
+    return worths
+
 
 _PRIOR_TOOL = (9.0, 1.0)
 _PRIOR_NO_TOOL = (1.0, 2.0)
 
 
-@dataclass(slots=True)
-class _Counts:
-    returned: float = 0.0
-    ended: float = 0.0
-
-
 class ReuseModel:
-    """Share of pauses that ended in another step of the session, per key.
+    """Share of pauses after which the session's prefix was read again, per key: P_reuse.
 
-    P_reuse = P(next step) · overlap (SAGA paper, with one successor). An append-only session reads
-    its whole cached prefix again, so overlap is 1 until it is measured. P(next step) is a smoothed
-    share: ten pseudo-pauses of which nine return after a tool call, three of which one returns
-    after an answer without one. The least recently updated key goes at ``max_keys``.
+    P_reuse = Σ_u P(v → u) · overlap(s, u) (SAGA paper); over the past steps of a key this is the
+    mean share of the cached prefix that the next step read, 0 where there was none. It is smoothed
+    by ten pseudo-pauses of which nine return after a tool call, three of which one returns after
+    an answer without one. The least recently updated key goes at ``max_keys``.
     """
 
     def __init__(self, max_keys: int = 10_000) -> None:
         self._max_keys = max_keys
-        self._counts: OrderedDict[Hashable, _Counts] = OrderedDict()
+        self._counts: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
-    def observe(self, key: Hashable, *, returned: bool) -> None:
-        """Add one pause whose outcome is known."""
-        counts = self._counts.get(key)
-        if counts is None:
-            counts = self._counts[key] = _Counts()
-            if len(self._counts) > self._max_keys:
-                self._counts.popitem(last=False)
+    def observe(self, key: Hashable, *, overlap: float) -> None:
+        """Add one pause whose outcome is known: the share that was read again, 0 to 1."""
+        pauses, reused = self._counts.get(key, (0.0, 0.0))
+        self._counts[key] = (pauses + 1.0, reused + overlap)
         self._counts.move_to_end(key)
-        if returned:
-            counts.returned += 1.0
-        else:
-            counts.ended += 1.0
+        if len(self._counts) > self._max_keys:
+            self._counts.popitem(last=False)
 
     def p_reuse(self, key: Hashable, *, tool_called: bool) -> float:
-        """Probability that a session in this kind of pause comes back for its prefix, 0 to 1."""
-        counts = self._counts.get(key, _Counts())
+        """Expected share of its prefix that a session in this kind of pause reads again."""
+        pauses, reused = self._counts.get(key, (0.0, 0.0))
         returned, ended = _PRIOR_TOOL if tool_called else _PRIOR_NO_TOOL
-        returned += counts.returned
-        return returned / (returned + ended + counts.ended)
+        return (returned + reused) / (returned + ended + pauses)

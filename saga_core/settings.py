@@ -19,6 +19,9 @@ class RetentionSettings:
         ttl_max_s: upper bound of every TTL, seconds; 0 switches protection by TTL off.
         protect_min_p_reuse: P_reuse from which a paused session is protected by its TTL, 0 to 1;
             0 protects every paused session. Ours: the paper protects all, also a finished one.
+        fixed_ttl_s: TTL of the policy ``fixed-ttl``, seconds; 0 is plain LRU.
+        hazard_half_life_s: age at which what ``saga`` learned counts half, seconds, from 60;
+            1e12 forgets nothing.
         pressure_low, pressure_high: share of the KV pool held where the TTL begins to shrink and
             where it has shrunk to half, 0 to 1, low below high.
         max_sessions: sessions that a worker keeps facts about, at least 1.
@@ -32,6 +35,8 @@ class RetentionSettings:
     tau_max_s: float = 300.0
     ttl_max_s: float = 300.0
     protect_min_p_reuse: float = 0.5
+    fixed_ttl_s: float = 30.0
+    hazard_half_life_s: float = 86_400.0
     pressure_low: float = 0.7
     pressure_high: float = 0.9
     max_sessions: int = 100_000
@@ -45,6 +50,8 @@ class RetentionSettings:
             "tau_max_s": (1e-3, 1e9),
             "ttl_max_s": (0.0, 1e9),
             "protect_min_p_reuse": (0.0, 1.0),
+            "fixed_ttl_s": (0.0, 1e9),
+            "hazard_half_life_s": (60.0, 1e12),
             "pressure_low": (0.0, 1.0),
             "pressure_high": (0.0, 1.0),
             "max_sessions": (1, 1e9),

@@ -69,8 +69,11 @@ class Pause:
         p_reuse: probability that the session comes back and reads its cached prefix, 0 to 1.
         pause_p95_s: 95th percentile of the pause's length, seconds.
         tool_name: the tool that the session waits for; None when the step called none.
+        pause_p50_s: a forecast of this very pause, seconds; None when nobody knows more than how
+            long such pauses last as a rule.
     """
 
     p_reuse: float
     pause_p95_s: float
     tool_name: str | None = None
+    pause_p50_s: float | None = None

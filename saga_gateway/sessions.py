@@ -80,7 +80,7 @@ class SessionTable:
         retry = hints.step is not None and hints.step == session.step
         if session.paused_s is not None and not retry:
             self._durations.observe(session.pause_key, max(0.0, now_s - session.paused_s))
-            self._reuse.observe(session.pause_key, returned=True)
+            self._reuse.observe(session.pause_key, overlap=1.0)
         session.paused_s = None
         session.step = hints.step
         session.workflow_id = hints.workflow_id or session.workflow_id
@@ -193,5 +193,5 @@ class SessionTable:
         """Drop a session; a pause that is still open ends without a return."""
         del self._sessions[session.session_id]
         if session.paused_s is not None:
-            self._reuse.observe(session.pause_key, returned=False)
+            self._reuse.observe(session.pause_key, overlap=0.0)
             session.paused_s = None

@@ -28,6 +28,7 @@ from saga_cli.demo.workload import (
 )
 from saga_cli.processes import Service, free_port
 from saga_core.errors import SagaError
+from saga_core.policies import DEFAULT_POLICY
 
 STOCK = "stock"
 SAGA = "saga"
@@ -193,7 +194,7 @@ def _worker(arm: str, model: Path, logs: Path) -> Service:
         "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
     }
     command = [sys.executable, "-m", "saga_cli.main", "worker", str(model)]
-    command += ["--saga-policy", OBSERVE if arm == STOCK else "wa-lru"]
+    command += ["--saga-policy", OBSERVE if arm == STOCK else DEFAULT_POLICY]
     command += ["--enforce-eager", "--enable-auto-tool-choice", "--enable-prompt-tokens-details"]
     command += [word for pair in options.items() for word in pair]
     environment = {

@@ -1,10 +1,20 @@
-"""P(next step): a prior, and the share of pauses that ended in one."""
+"""When idle prefixes are read again: hazards by class and age, their worth, and P_reuse."""
+
+import math
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saga_core.reuse import ReuseModel
+from saga_core.reuse import (
+    _WIDTHS_S,
+    AGE_EDGES_S,
+    ReuseHazards,
+    ReuseModel,
+    _gittins,
+    age_bucket,
+    bucket_end_s,
+)
 
 PROPERTY = settings(
     max_examples=60,
@@ -17,7 +27,7 @@ PROPERTY = settings(
 def observed(outcomes, **options):
     model = ReuseModel(**options)
     for returned in outcomes:
-        model.observe("key", returned=returned)
+        model.observe("key", overlap=float(returned))
     return model
 
 
@@ -51,10 +61,162 @@ def test_asking_teaches_nothing():
 def test_the_least_recently_updated_key_goes():
     model = ReuseModel(max_keys=2)
     for key in ("a", "b", "a", "c"):
-        model.observe(key, returned=False)
+        model.observe(key, overlap=0.0)
     answers = {key: model.p_reuse(key, tool_called=True) for key in "abc"}
     assert answers == {
         "a": pytest.approx(9 / 12),
         "b": 0.9,
         "c": pytest.approx(9 / 11),
     }
+
+
+def test_a_share_that_was_read_counts_as_such():
+    model = ReuseModel()
+    model.observe("key", overlap=0.25)
+    assert model.p_reuse("key", tool_called=True) == pytest.approx(9.25 / 11)
+
+
+# Hazards
+
+
+def test_the_age_buckets_are_thirds_of_octaves_up_to_two_hours():
+    assert AGE_EDGES_S[:2] == (0.0, 0.0625)
+    assert AGE_EDGES_S[4] == pytest.approx(0.125)
+    assert 5000.0 < AGE_EDGES_S[-1] < 7200.0
+    assert list(AGE_EDGES_S) == sorted(set(AGE_EDGES_S))
+
+
+@PROPERTY
+@given(st.floats(0.0, 1e6))
+def test_an_age_lies_in_its_bucket(age_s):
+    bucket = age_bucket(age_s)
+    assert AGE_EDGES_S[bucket] <= age_s < bucket_end_s(age_s)
+
+
+def taught(classes, **options):
+    hazards = ReuseHazards(**options)
+    for cls, ages_s in classes.items():
+        for age_s in ages_s:
+            hazards.at_risk(cls, 0.0, age_s, now_s=0.0)
+            hazards.read(cls, age_s, now_s=0.0)
+    hazards.refresh()
+    return hazards
+
+
+def test_a_hazard_is_reads_over_seconds_at_risk():
+    hazards = taught({("paused", "x"): [1.5] * 1000}, strength=0.7)
+    bucket = age_bucket(1.5)
+    # In the last bucket each was at risk from its lower edge on.
+    risk_s = 1000 * (1.5 - AGE_EDGES_S[bucket])
+    parent = hazards.hazard(("paused",), 1.5)
+    expected = (1000 + 0.7) / (risk_s + 0.7 / parent)
+    assert hazards.hazard(("paused", "x"), 1.5) == pytest.approx(expected)
+    assert hazards.hazard(("paused", "x"), 1.0) < 0.05
+
+
+def test_an_unseen_class_is_like_its_parent():
+    hazards = taught({("paused", "x"): [2.0] * 50})
+    assert hazards.hazard(("paused", "y"), 2.0) == hazards.hazard(("paused",), 2.0)
+    assert hazards.hazard(("paused", "y", 3), 2.0) == hazards.hazard(("paused",), 2.0)
+
+
+def test_kinds_start_with_priors_of_their_own():
+    hazards = ReuseHazards()
+    for age_s in (0.0, 10.0, 1000.0):
+        ended, superseded, plain = (
+            hazards.hazard((kind,), age_s) for kind in ("ended", "superseded", "plain")
+        )
+        assert ended == pytest.approx(0.01 * plain)
+        assert superseded == pytest.approx(0.05 * plain)
+
+
+def test_a_kind_that_is_read_after_all_loses_its_prior():
+    hazards = taught({("superseded",): [3.0] * 30})
+    prior = ReuseHazards().hazard(("superseded",), 3.0)
+    assert hazards.hazard(("superseded",), 3.0) > 100 * prior
+
+
+def test_nothing_changes_before_the_next_epoch():
+    hazards = ReuseHazards()
+    before = hazards.hazard(("paused",), 1.0)
+    hazards.read(("paused",), 1.0, now_s=0.0)
+    assert hazards.hazard(("paused",), 1.0) == before
+    hazards.refresh()
+    assert hazards.hazard(("paused",), 1.0) > before
+
+
+def test_evidence_halves_with_its_age():
+    hazards = ReuseHazards(half_life_s=100.0)
+    hazards.at_risk(("paused",), 0.0, 50.0, now_s=0.0)
+    for _ in range(100):
+        hazards.read(("paused",), 1.0, now_s=0.0)
+    hazards.read(("paused",), 1.0, now_s=200.0, share=0.0)
+    hazards.refresh()
+    bucket = age_bucket(1.0)
+    width_s = _WIDTHS_S[bucket]
+    prior = 0.3 / (AGE_EDGES_S[bucket] + 0.5 * width_s + 5.0)
+    expected = (25.0 + 0.2) / (width_s / 4 + 0.2 / prior)
+    assert hazards.hazard(("paused",), 1.0) == pytest.approx(expected)
+
+
+def test_classes_are_bounded():
+    hazards = ReuseHazards(max_classes=50)
+    for number in range(1000):
+        hazards.read(("paused", number), 1.0, now_s=0.0)
+    assert len(hazards._tables) <= 50
+
+
+@PROPERTY
+@given(
+    st.lists(
+        st.tuples(st.floats(0.0, 9e3), st.floats(0.0, 9e3)).map(sorted), min_size=1, max_size=30
+    )
+)
+def test_every_second_at_risk_is_counted_once(spans):
+    hazards = ReuseHazards()
+    for from_s, to_s in spans:
+        hazards.at_risk(("paused",), from_s, to_s, now_s=0.0)
+    total_s = sum(to_s - from_s for from_s, to_s in spans)
+    assert sum(hazards._tables["paused",].risk_s) == pytest.approx(total_s)
+
+
+def best_stop(hazards, first):
+    """The Gittins index by trying every stop."""
+    reads, held_s, survive, best = 0.0, 0.0, 1.0, 0.0
+    for hazard, width_s in list(zip(hazards, _WIDTHS_S, strict=True))[first:]:
+        passed = math.exp(-hazard * width_s)
+        reads += survive * (1.0 - passed)
+        held_s += survive * (1.0 - passed) / hazard
+        survive *= passed
+        best = max(best, reads / held_s)
+    return best
+
+
+@PROPERTY
+@given(st.lists(st.floats(1e-5, 50.0), min_size=len(AGE_EDGES_S), max_size=len(AGE_EDGES_S)))
+def test_worth_is_that_of_the_best_stop(hazards):
+    worths = _gittins(hazards)
+    for bucket in range(0, len(hazards), 7):
+        assert worths[bucket] == pytest.approx(best_stop(hazards, bucket), rel=1e-6)
+
+
+def test_worth_is_the_hazard_where_that_falls():
+    falling = [1.0 / (1 + number) for number in range(len(AGE_EDGES_S))]
+    assert _gittins(falling) == pytest.approx(falling)
+
+
+def test_worth_sees_a_return_that_is_about_to_come():
+    hazards = taught({("paused",): [100.0] * 200})
+    assert hazards.worth(("paused",), 60.0) > 3 * hazards.hazard(("paused",), 60.0)
+    assert hazards.worth(("paused",), 90.0) > hazards.worth(("paused",), 10.0)
+
+
+def test_the_likelihood_is_that_of_the_hazards():
+    hazards = taught({("paused",): [2.0] * 20})
+    cls = ("paused",)
+    step = 1e-4
+    survived = sum(hazards.hazard(cls, 0.5 + step * n) * step for n in range(10_000))
+    log_survival = hazards.log_likelihood(cls, 0.5, 1.5, was_read=False)
+    assert log_survival == pytest.approx(-survived, rel=1e-3)
+    density = hazards.log_likelihood(cls, 0.5, 1.5, was_read=True)
+    assert density == pytest.approx(log_survival + math.log(hazards.hazard(cls, 1.5)))

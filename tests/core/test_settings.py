@@ -15,6 +15,8 @@ RANGES = {
     "tau_max_s": (1e-3, 1e9),
     "ttl_max_s": (0.0, 1e9),
     "protect_min_p_reuse": (0.0, 1.0),
+    "fixed_ttl_s": (0.0, 1e9),
+    "hazard_half_life_s": (60.0, 1e12),
     "pressure_low": (0.0, 1.0),
     "pressure_high": (0.0, 1.0),
     "max_sessions": (1, 10**9),

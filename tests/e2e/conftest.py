@@ -49,7 +49,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
 
     model = write_tiny_model(tmp_path_factory.mktemp("tiny-llama"))
     folder = tmp_path_factory.mktemp("engine-logs")
-    services = {policy: _worker(policy, model, folder) for policy in ("off", "wa-lru")}
+    services = {policy: _worker(policy, model, folder) for policy in ("off", "wa-lru-ttl")}
     with ExitStack() as stack:
         for service in services.values():
             service.start()
@@ -69,7 +69,7 @@ def gateway(
     """The gateway in front of the worker with the plugin."""
     port = free_port()
     command = [sys.executable, "-m", "saga_cli.main", "gateway", "--port", str(port)]
-    command += ["--worker", workers["wa-lru"].url]
+    command += ["--worker", workers["wa-lru-ttl"].url]
     service = Service("gateway", command, port, tmp_path_factory.mktemp("gateway") / "log")
     service.start()
     try:

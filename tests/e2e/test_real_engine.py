@@ -60,9 +60,9 @@ def test_a_prefix_survives_the_flood_that_evicts_it_on_stock_vllm_and_every_toke
     workers: dict[str, Service],
 ) -> None:
     stock_texts, stock_cached = _play(workers["off"].url)
-    before = _state(workers["wa-lru"])["counters"]
-    texts, cached = _play(workers["wa-lru"].url)
-    after = _state(workers["wa-lru"])["counters"]
+    before = _state(workers["wa-lru-ttl"])["counters"]
+    texts, cached = _play(workers["wa-lru-ttl"].url)
+    after = _state(workers["wa-lru-ttl"])["counters"]
     assert stock_cached == 0
     assert cached == PROMPT_BLOCKS * BLOCK_TOKENS
     assert texts == stock_texts
@@ -80,8 +80,8 @@ def test_switched_off_the_worker_is_stock_and_has_no_control_api(
 def test_the_control_api_refuses_what_it_cannot_read_and_says_why(
     workers: dict[str, Service],
 ) -> None:
-    url = f"{workers['wa-lru'].url}/saga/v1/sessions:notify"
-    before = _state(workers["wa-lru"])["counters"]["notices"]
+    url = f"{workers['wa-lru-ttl'].url}/saga/v1/sessions:notify"
+    before = _state(workers["wa-lru-ttl"])["counters"]["notices"]
     for body, word in (
         (b"{", "JSON"),
         (b'{"version": 9}', "version"),
@@ -90,13 +90,13 @@ def test_the_control_api_refuses_what_it_cannot_read_and_says_why(
         answer = httpx.post(url, content=body, timeout=10)
         assert answer.status_code == 422
         assert word in answer.json()["error"]["message"]
-    assert _state(workers["wa-lru"])["counters"]["notices"] == before
+    assert _state(workers["wa-lru-ttl"])["counters"]["notices"] == before
 
 
 def test_hints_of_the_sdk_reach_the_engine_through_the_gateway(
     workers: dict[str, Service], gateway: Service
 ) -> None:
-    before = _state(workers["wa-lru"])
+    before = _state(workers["wa-lru-ttl"])
     saga.instrument(base_urls=[gateway.url])
     try:
         client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
@@ -122,7 +122,7 @@ def test_hints_of_the_sdk_reach_the_engine_through_the_gateway(
         saga.uninstrument()
     deadline = time.monotonic() + 20
     while True:
-        state = _state(workers["wa-lru"])
+        state = _state(workers["wa-lru-ttl"])
         if state["counters"]["notices"] >= before["counters"]["notices"] + 2:
             break
         assert time.monotonic() < deadline, f"the worker was not told of two pauses: {state}"

@@ -43,8 +43,12 @@ def test_durations_are_learned_per_workflow_and_tool(table):
     for _ in range(20):
         run_step(table, "s", now_s, workflow_id="a")
         now_s += 50.0
-    assert pause_of(run_step(table, "s", now_s, workflow_id="a")).pause_p95_s == 50.0
-    assert pause_of(run_step(table, "s2", now_s, workflow_id="a")).pause_p95_s == 50.0
+    assert pause_of(run_step(table, "s", now_s, workflow_id="a")).pause_p95_s == pytest.approx(
+        50.0, rel=0.02
+    )
+    assert pause_of(run_step(table, "s2", now_s, workflow_id="a")).pause_p95_s == pytest.approx(
+        50.0, rel=0.02
+    )
     assert pause_of(run_step(table, "b", now_s, workflow_id="b")).pause_p95_s == 0.32
     assert pause_of(run_step(table, "s", now_s, workflow_id="a")).p_reuse > 0.95
 

@@ -32,7 +32,7 @@ def engine_config(tiny_model: Path) -> Any:
 def make_engine(engine_config: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     from tests.worker.model_free import Engine
 
-    def make(num_blocks: int, policy: str | None = "wa-lru", **options: Any) -> Engine:
+    def make(num_blocks: int, policy: str | None = "wa-lru-ttl", **options: Any) -> Engine:
         if policy is not None:
             monkeypatch.setenv(POLICY_VARIABLE, policy)
         return Engine(engine_config, num_blocks, with_plugin=policy is not None, **options)

@@ -13,7 +13,7 @@ from gpu_backend.config import (
 )
 from gpu_backend.kv_retention import OBSERVE
 from saga_core.errors import SettingsError
-from saga_core.retention import POLICIES
+from saga_core.policies import POLICIES
 from saga_core.settings import RetentionSettings
 
 
@@ -31,7 +31,7 @@ def test_the_environment_names_the_policy(name):
 @pytest.mark.parametrize("environment", [{}, {POLICY_VARIABLE: ""}, {"VLLM_PLUGINS": "saga"}])
 def test_without_a_name_the_default_serves(environment):
     config = WorkerConfig.from_environment(environment)
-    assert config == WorkerConfig("wa-lru", RetentionSettings())
+    assert config == WorkerConfig("saga", RetentionSettings())
 
 
 def test_the_processs_own_environment_is_read_when_asked(monkeypatch):

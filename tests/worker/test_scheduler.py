@@ -31,7 +31,7 @@ def _free_ids(engine: Engine) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "kept_blocks"), [("wa-lru", 40), ("prefix-lru", 0), ("vllm", 0)]
+    ("policy", "kept_blocks"), [("wa-lru-ttl", 40), ("prefix-lru", 0), ("vllm", 0)]
 )
 def test_only_workflow_aware_retention_keeps_a_paused_session_through_a_flood(
     make_engine: MakeEngine, policy: str, kept_blocks: int
@@ -113,7 +113,7 @@ def test_a_notice_about_a_session_of_another_worker_is_counted_and_changes_nothi
 
 
 def test_a_preempted_request_counts_for_itself_and_not_as_regret(make_engine: MakeEngine) -> None:
-    engine, rng = make_engine(41, "wa-lru"), random.Random(6)
+    engine, rng = make_engine(41, "wa-lru-ttl"), random.Random(6)
     for number in range(3):
         engine.add(_tokens(rng, 12), session_id=f"s{number}", output_tokens=60)
     for _ in engine.steps():
@@ -242,7 +242,8 @@ _request = st.tuples(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    requests=st.lists(_request, min_size=1, max_size=30), policy=st.sampled_from(["wa-lru", "vllm"])
+    requests=st.lists(_request, min_size=1, max_size=30),
+    policy=st.sampled_from(["wa-lru-ttl", "vllm"]),
 )
 def test_regret_is_what_an_infinite_cache_would_have_hit_and_this_one_did_not(
     make_engine: MakeEngine, requests: list[tuple[int, int, int, int, int]], policy: str

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from gpu_backend.session_index import SessionIndex
-from saga_core.retention import make_policy
 from saga_core.settings import RetentionSettings
 
 
 def _index(num_blocks: int = 100, **settings: float) -> SessionIndex:
     constants = RetentionSettings(**settings)  # type: ignore[arg-type]
-    return SessionIndex(num_blocks, make_policy("wa-lru", constants), constants)
+    return SessionIndex(num_blocks, "wa-lru-ttl", constants)
 
 
 def _serve(index: SessionIndex, session_id: str, blocks: list[int], now_s: float) -> None:
@@ -64,17 +63,27 @@ def test_an_abort_does_not_demote_the_retry_that_waits() -> None:
     assert set(_victims(index, 2, 2.0)) == {2, 3}
 
 
-def test_a_session_that_lost_everything_while_it_paused_teaches_that_some_do_not_return() -> None:
-    index = _index()
+def test_sessions_that_did_not_return_within_two_hours_teach_that_some_do_not() -> None:
+    index = _index(tau_max_s=1.0)
+    for number in range(30):
+        _serve(index, f"gone{number}", [number], float(number))
+        assert _victims(index, 1, float(number)) == [number]
+    for number in range(8):  # Each event looks at some of those that wait.
+        _serve(index, "clock", [40], 7300.0 + number)
+    _serve(index, "new", [50], 7400.0)
+    index.record(None, [60], now_s=7401.0)
+    # Its chance to return has sunk under the threshold: not protected, so by its score.
+    assert _victims(index, 3, 7401.0) == [40, 50, 60]
+
+
+def test_a_lost_session_is_still_awaited() -> None:
+    index = _index(ttl_max_s=1e6)
     for number in range(30):
         _serve(index, f"gone{number}", [number], float(number))
         assert _victims(index, 1, float(number)) == [number]
     _serve(index, "new", [50], 40.0)
     index.record(None, [60], now_s=41.0)
-    # Its chance to return has sunk under the threshold: no longer protected, so by its score.
-    index.record(None, [61], now_s=200.0)
-    assert _victims(index, 1, 200.0) == [60]
-    assert _victims(index, 1, 200.0) == [50]
+    assert _victims(index, 2, 41.0) == [60, 50]
 
 
 def test_plain_runs_over_one_prefix_do_not_pile_up_entries() -> None:
