@@ -48,7 +48,7 @@ class KVRetention:
     """What one engine retains, and what that cost and saved.
 
     Args:
-        policy_name: a policy of ``saga_core.retention``, or ``OBSERVE``.
+        policy_name: a policy of ``saga_core.policies``, or ``OBSERVE``.
         num_blocks: size of the KV pool.
         block_tokens: tokens per block.
         settings: bounds and constants.
@@ -84,12 +84,14 @@ class KVRetention:
         session_id: str | None,
         prompt_tokens: int,
         cached_tokens: int,
-        lost_blocks: int,
+        lost_blocks: int | None,
         preempted: bool,
     ) -> None:
-        """A waiting request has got its blocks and runs."""
+        """A waiting request has got its blocks and runs; ``lost_blocks`` None: not known."""
         if self.index is not None and session_id is not None:
-            known_blocks = cached_tokens // self.block_tokens + lost_blocks
+            known_blocks = None
+            if lost_blocks is not None:
+                known_blocks = cached_tokens // self.block_tokens + lost_blocks
             self.index.started(session_id, now_s=self.clock(), known_blocks=known_blocks)
         c = self.counters
         computed = prompt_tokens - cached_tokens
@@ -100,7 +102,7 @@ class KVRetention:
         c.prompt_tokens += prompt_tokens
         c.cached_tokens += cached_tokens
         c.computed_tokens += computed
-        c.regret_tokens += lost_blocks * self.block_tokens
+        c.regret_tokens += (lost_blocks or 0) * self.block_tokens
 
     def released(
         self,
@@ -122,7 +124,7 @@ class KVRetention:
         if lost_hash is not None:
             self.ghosts.evicted(lost_hash)
         if self.index is not None:
-            self.index.evicted(block)
+            self.index.evicted(block, now_s=self.clock())
 
     def reset(self) -> None:
         """The prefix cache was reset."""

@@ -124,7 +124,7 @@ class SagaSchedulerMixin:
         local = kwargs.get("num_new_computed_tokens", 0)
         cached_tokens = local + kwargs.get("num_external_computed_tokens", 0)
         lost_blocks = self._saga_guard(
-            lambda saga: self._saga_lost_blocks(saga, request, cached_tokens), 0
+            lambda saga: self._saga_lost_blocks(saga, request, cached_tokens), None
         )
         new_blocks = allocate(request, *args, **kwargs)
         if new_blocks is not None:
@@ -140,8 +140,12 @@ class SagaSchedulerMixin:
             )
         return new_blocks
 
-    def _saga_lost_blocks(self, saga: KVRetention, request: Request, cached_tokens: int) -> int:
-        if not self._saga_counts_regret or not len(saga.ghosts) or request.num_preemptions:
+    def _saga_lost_blocks(
+        self, saga: KVRetention, request: Request, cached_tokens: int
+    ) -> int | None:
+        if not self._saga_counts_regret or not saga.settings.max_ghost_blocks:
+            return None
+        if not len(saga.ghosts) or request.num_preemptions:
             return 0
         if not self.kv_cache_manager.prefix_cache_lookup_enabled(request):
             return 0
@@ -191,9 +195,9 @@ def _released(
 
 def _step(request: Request) -> Step:
     """How the request went. Its last two tokens tell an answer that calls a tool from another."""
-    ending: object = "length"
-    if request.status != RequestStatus.FINISHED_LENGTH_CAPPED:
-        ending = tuple(request.output_token_ids[-2:])
+    ending: object = tuple(request.output_token_ids[-2:]) or None
+    if request.status == RequestStatus.FINISHED_LENGTH_CAPPED:
+        ending = "length"  # Where an answer was cut off, its last tokens tell nothing.
     return Step(
         input_tokens=request.num_prompt_tokens,
         run_s=max(0.0, time.time() - request.arrival_time),

@@ -1,66 +1,26 @@
 """Which session's request left which KV blocks behind, and which idle block to give up next.
 
-Blocks are known by id. A block belongs to every paused session whose last request contained it,
-and to at most one run of plain requests, the latest. It becomes a victim when its last holder has
-given it up, so a shared prefix outlives all that stands on it.
+Blocks are known by id. A block becomes a victim when the last run that holds it has given it up,
+so a shared prefix outlives all that stands on it. Of every run it is learned when it is read
+again; the gap ends with the arrival of the request that reads it.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from saga_core.pauses import PauseModel, Step, Wait
+from gpu_backend.held_blocks import BlockHolders, Held
+from saga_core.pauses import PauseModel, Step, View, Wait
 from saga_core.policies import make_policy
 from saga_core.retention import EvictionOrder, Run, RunState
 from saga_core.settings import RetentionSettings
 from saga_core.types import Pause
 
-_SLACK = 16
 # Sessions that share a prefix hold its blocks each: their entries, 8 bytes each, are bounded.
 _MAX_ENTRIES_PER_BLOCK = 64
-
-
-@dataclass(slots=True)
-class _Held:
-    """The blocks of one run, in chain order, each with the generation it had when recorded.
-
-    Attributes:
-        wait: what has been learned of such waits; it goes on when the blocks are gone.
-        kind: of a plain run: "plain", "superseded" or "shared".
-        left_by: of a superseded run, the session that left it.
-        idle_since_s: when it came to wait for what it waits for now.
-        size: blocks when it was recorded.
-        uses: requests of its session so far.
-        pause: what somebody said of its session's pause.
-        resumed_s: arrival of its session's next request.
-        live: of a plain run, the blocks that it still owns.
-        is_branch: another request of the session was under way when this was recorded.
-    """
-
-    run_id: int
-    session_id: str | None
-    blocks: array[int]
-    generations: array[int]
-    last_used_s: float
-    wait: Wait
-    kind: str
-    left_by: str | None = None
-    idle_since_s: float = 0.0
-    size: int = 0
-    uses: int = 1
-    state: RunState = RunState.IDLE
-    pause: Pause | None = None
-    resumed_s: float | None = None
-    live: int = 0
-    is_branch: bool = False
-
-    def entries(self) -> Iterator[tuple[int, int]]:
-        """Blocks with their generations, in chain order."""
-        return zip(self.blocks, self.generations, strict=True)
 
 
 @dataclass(slots=True)
@@ -76,8 +36,8 @@ class IndexCounts:
 class SessionIndex:
     """Sessions and their idle blocks on one worker, in the order of a retention policy.
 
-    Not thread-safe: vLLM's engine loop is its only caller. Every method takes ``now_s`` on one
-    monotonic clock.
+    Not thread-safe: vLLM's engine loop is its only caller. Every method that needs the time takes
+    ``now_s`` on one monotonic clock.
 
     Args:
         num_blocks: size of the KV pool; block ids are below it.
@@ -91,25 +51,21 @@ class SessionIndex:
     num_blocks: int
     policy_name: str
     settings: RetentionSettings
+    _model: PauseModel = field(init=False)
     _order: EvictionOrder = field(init=False)
-    _held: dict[int, _Held] = field(init=False, default_factory=dict)
-    _sessions: OrderedDict[str, _Held] = field(init=False, default_factory=OrderedDict)
-    _claims: list[int] = field(init=False)
-    _generation: list[int] = field(init=False)
-    _plain_owner: dict[int, _Held] = field(init=False, default_factory=dict)
-    _session_blocks: int = field(init=False, default=0)
-    _session_entries: int = field(init=False, default=0)
+    _holders: BlockHolders = field(init=False)
+    # Runs that may have idle blocks, and the latest run of each session, also when it has none.
+    _held: dict[int, Held] = field(init=False, default_factory=dict)
+    _sessions: OrderedDict[str, Held] = field(init=False, default_factory=OrderedDict)
     # Requests of a session that have arrived and not ended; only sessions that have some.
     _outstanding: dict[str, int] = field(init=False, default_factory=dict)
     _next_run_id: int = field(init=False, default=0)
-    _model: PauseModel = field(init=False)
 
     def __post_init__(self) -> None:
         s = self.settings
         self._model = PauseModel(max_sessions=s.max_sessions, half_life_s=s.hazard_half_life_s)
         self._order = EvictionOrder(make_policy(self.policy_name, s, self._model))
-        self._claims = [0] * self.num_blocks
-        self._generation = [0] * self.num_blocks
+        self._holders = BlockHolders(self.num_blocks)
 
     # Events
 
@@ -131,34 +87,39 @@ class SessionIndex:
         """
         if session_id is None:
             if blocks:
-                self._read_plain(blocks, None, now_s=now_s)
-                self._add_plain(blocks, "plain", last_used_s=now_s, now_s=now_s)
+                self._read_owners(blocks, None, now_s=now_s, arrival_s=now_s - step.run_s)
+                self._leave(blocks, "plain", last_used_s=now_s, now_s=now_s)
             return
         others = self._outstanding.get(session_id, 0) - 1
         if not resuming:
             self._set_outstanding(session_id, others)
         before = self._sessions.get(session_id)
-        if before is not None and (not blocks or others > 0 or before.is_branch):
-            blocks = [*blocks, *self._still_there(before, set(blocks))]
-        self._read_plain(blocks, session_id, now_s=now_s)
-        if before is None:
-            self._share([block for block in blocks if self._claims[block]], now_s=now_s)
-        if resuming or others > 0:
-            wait = self._model.left("plain", now_s=now_s)
-        else:
-            wait = self._model.paused(session_id, step, now_s=now_s)
-        held = self._new_held(session_id, blocks, now_s, wait, "paused")
-        held.uses = 1 if before is None else before.uses + 1
-        self._session_entries += len(held.blocks)
-        for block in held.blocks:
-            self._claim(block)
         if before is not None:
-            self._release(before, now_s=now_s, kept=set(held.blocks))
+            if not blocks and before.resumed_s is not None:
+                self._sessions.move_to_end(session_id)
+                self._gave_up_waiting(before, others, now_s)
+                return
+            self._read_unnoticed(before, blocks, now_s)
+            if not blocks or others > 0 or before.is_branch:
+                here = set(blocks)
+                kept = [block for block in self._holders.live(before) if block not in here]
+                blocks = [*blocks, *kept]
+        self._read_owners(blocks, session_id, now_s=now_s, arrival_s=now_s - step.run_s)
+        if before is None:
+            self._share(blocks, now_s)
+        if resuming or others > 0:
+            state, wait = RunState.RESUMING, _unwatched("plain", now_s)
+        else:
+            state, wait = RunState.PAUSED, self._model.paused(session_id, step, now_s=now_s)
+        held = self._new_held(session_id, "paused", blocks, now_s, wait)
+        held.state, held.is_branch = state, others > 0
+        held.uses = 1 if before is None else before.uses + 1
+        self._holders.claim(held)
+        if before is not None:
+            self._release(before, "superseded", kept=set(held.blocks), now_s=now_s)
         self._sessions[session_id] = held
         self._sessions.move_to_end(session_id)
-        held.is_branch = others > 0
-        held.state = RunState.RESUMING if resuming or others > 0 else RunState.PAUSED
-        self._rank(held, now_s=now_s)
+        self._rank(held, now_s)
         self._keep_bounds(now_s)
 
     def resume(self, session_id: str, *, now_s: float) -> None:
@@ -183,11 +144,10 @@ class SessionIndex:
         if held is None:
             return
         if held.resumed_s is not None:
-            share = 1.0 if known_blocks is None else min(1.0, known_blocks / max(1, held.size))
-            self._model.read(held.wait, now_s=held.resumed_s, share=share, session_id=session_id)
-            held.resumed_s = None
+            self._read_session(held, known_blocks, held.resumed_s)
         if self._outstanding.get(session_id, 0) <= 1:
-            held.wait = self._model.left("superseded", now_s=now_s)
+            # How much is left is known only when the request ends: until then nothing is learned.
+            held.wait, held.idle_since_s = _unwatched("superseded", now_s), now_s
             self._set(held, RunState.IDLE, None, now_s)
 
     def pause(self, session_id: str, pause: Pause, *, now_s: float) -> bool:
@@ -222,21 +182,17 @@ class SessionIndex:
         self._set(held, RunState.ENDED, None, now_s)
         return True
 
-    def evicted(self, block: int) -> None:
+    def evicted(self, block: int, *, now_s: float) -> None:
         """The block lost its content; whoever held it holds it no more."""
-        self._generation[block] += 1
-        if self._claims[block]:
-            self._claims[block] = 0
-            self._session_blocks -= 1
-        self._disown(block)
+        bereft = self._holders.lose(block)
+        if bereft is not None:
+            self._drop(bereft, now_s)
 
     def clear(self) -> None:
-        """Every block lost its content."""
-        for block in range(self.num_blocks):
-            self._generation[block] += 1
-            self._claims[block] = 0
-        self._session_blocks = self._session_entries = 0
-        self._plain_owner.clear()
+        """Every block lost its content; sessions are forgotten, what was learned is not."""
+        for held in (*self._held.values(), *self._sessions.values()):
+            held.wait.is_over = True
+        self._holders.clear()
         self._sessions.clear()
         self._held.clear()
         self._order = EvictionOrder(make_policy(self.policy_name, self.settings, self._model))
@@ -245,7 +201,7 @@ class SessionIndex:
 
     def is_held(self, block: int) -> bool:
         """Whether a run holds the block, so that giving it up is the policy's decision."""
-        return self._claims[block] > 0 or block in self._plain_owner
+        return self._holders.is_held(block)
 
     def victims(self, count: int, *, now_s: float, is_idle: Callable[[int], bool]) -> list[int]:
         """Choose up to ``count`` blocks to give up, the first to go first.
@@ -260,75 +216,61 @@ class SessionIndex:
                 break
             held = self._held[run_id]
             while held.blocks and len(chosen) < count:
-                block, generation = held.blocks.pop(), held.generations.pop()
-                self._session_entries -= held.session_id is not None
-                if self._give_up(held, block, generation) and is_idle(block):
+                block = self._holders.pop(held)
+                if block is not None and is_idle(block):
                     chosen.append(block)
             if not held.blocks or (held.session_id is None and held.live == 0):
-                self._drop(held)
+                self._drop(held, now_s)
         return chosen
 
     def counts(self) -> IndexCounts:
         """Sizes, for statistics."""
-        return IndexCounts(len(self._sessions), len(self._held), self._session_blocks)
+        return IndexCounts(len(self._sessions), len(self._held), self._holders.session_blocks)
 
     def check_integrity(self) -> None:
-        """Recompute every count from the runs; raises AssertionError on the first difference."""
-        claims = [0] * self.num_blocks
-        for session_id, held in self._sessions.items():
-            assert held.session_id == session_id
-            for block, generation in held.entries():
-                claims[block] += self._is(block, generation)
-        assert claims == self._claims
-        entries = sum(len(held.blocks) for held in self._sessions.values())
-        assert entries == self._session_entries
-        assert entries <= _MAX_ENTRIES_PER_BLOCK * self.num_blocks
+        """Compare the parts with each other; raises AssertionError on the first difference."""
+        owners = [held for held in self._held.values() if held.session_id is None]
+        self._holders.check_integrity(self._sessions.values(), owners)
+        assert self._holders.session_entries <= _MAX_ENTRIES_PER_BLOCK * self.num_blocks
         assert all(count > 0 for count in self._outstanding.values())
-        assert self._session_blocks == sum(count > 0 for count in claims)
-        live: dict[int, int] = {}
-        for block, held in self._plain_owner.items():
-            assert self._held[held.run_id] is held
-            assert (block, self._generation[block]) in set(held.entries())
-            live[held.run_id] = live.get(held.run_id, 0) + 1
+        for session_id, held in self._sessions.items():
+            assert (held.session_id, held.kind) == (session_id, "paused")
+            assert held.resumed_s is None or session_id in self._outstanding
+            assert held.state is not RunState.IDLE or held.wait.is_over
+            assert self._held.get(held.run_id, held) is held
+        assert len(self._order) == len(self._held)
         for run_id, held in self._held.items():
             assert run_id == held.run_id
             assert run_id in self._order
-            assert held.session_id is not None or held.live == live[run_id] > 0
-            assert held.session_id is not None or len(held.blocks) <= 2 * held.live + _SLACK
-        assert len(self._order) == len(self._held)
+            assert held.idle_since_s >= held.last_used_s
+            if held.session_id is not None:
+                assert self._sessions[held.session_id] is held
+            else:
+                assert held.wait.plain.cls == (held.kind,)
+                assert (held.left_by is not None) == (held.kind == "superseded")
 
-    # Internals
+    # Sessions
 
-    def _is(self, block: int, generation: int) -> bool:
-        return self._generation[block] == generation
+    def _read_session(self, held: Held, known_blocks: int | None, arrival_s: float) -> None:
+        """A request of the session contains ``known_blocks`` of what the one before left."""
+        share = 1.0
+        if known_blocks is not None and held.size:
+            share = min(1.0, known_blocks / held.size)
+        held.resumed_s = None
+        self._model.read(held.wait, now_s=arrival_s, share=share, session_id=held.session_id)
 
-    def _new_held(
-        self,
-        session_id: str | None,
-        blocks: Sequence[int],
-        last_used_s: float,
-        wait: Wait,
-        kind: str,
-    ) -> _Held:
-        self._next_run_id += 1
-        return _Held(
-            self._next_run_id,
-            session_id,
-            array("I", blocks),
-            array("I", (self._generation[block] for block in blocks)),
-            last_used_s,
-            wait,
-            kind,
-            idle_since_s=last_used_s,
-            size=len(blocks),
-        )
+    def _read_unnoticed(self, before: Held, blocks: Sequence[int], now_s: float) -> None:
+        """The request that now ends is the first sign of the session's return."""
+        if not before.wait.is_over:
+            known_blocks = len(set(blocks).intersection(self._holders.live(before)))
+            arrival_s = now_s if before.resumed_s is None else before.resumed_s
+            self._read_session(before, known_blocks if blocks else None, arrival_s)
 
-    def _still_there(self, held: _Held, without: set[int]) -> list[int]:
-        return [
-            block
-            for block, generation in held.entries()
-            if block not in without and self._is(block, generation)
-        ]
+    def _gave_up_waiting(self, held: Held, others: int, now_s: float) -> None:
+        """The session's request ended before it started: its pause goes on."""
+        if others <= 0:
+            held.resumed_s = None
+            self._set(held, RunState.PAUSED, held.pause, now_s)
 
     def _set_outstanding(self, session_id: str, count: int) -> None:
         if count > 0:
@@ -340,19 +282,123 @@ class SessionIndex:
         """Let the least recently used sessions go when there are too many, or too many entries."""
         max_entries = _MAX_ENTRIES_PER_BLOCK * self.num_blocks
         while len(self._sessions) > self.settings.max_sessions or (
-            self._session_entries > max_entries
+            self._holders.session_entries > max_entries
         ):
             _, oldest = self._sessions.popitem(last=False)
-            self._release(oldest, now_s=now_s, kept=set())
+            oldest.wait.is_over = True  # Its return would not be known as one.
+            self._release(oldest, "plain", kept=set(), now_s=now_s)
 
-    def _set(self, held: _Held, state: RunState, pause: Pause | None, now_s: float) -> None:
+    def _release(self, held: Held, kind: str, *, kept: set[int], now_s: float) -> None:
+        """Drop a session's run; blocks that its successor does not keep go on as a plain run.
+
+        So do those that others hold, where this use was the latest: else they would fall back to
+        an older use, and be victims before the blocks that stand on them.
+        """
+        rest: list[int] = []
+        under_shared: list[int] = []
+        shared_used_s = 0.0
+        for block in self._holders.unclaim(held):
+            owner = self._holders.owner(block)
+            if owner is not None and owner.kind == "shared":
+                # What it stands on is as much shared as the block itself.
+                under_shared += rest
+                rest, shared_used_s = [], owner.last_used_s
+            elif block not in kept and (owner is None or owner.last_used_s <= held.last_used_s):
+                rest.append(block)
+        self._drop(held, now_s)
+        if under_shared:
+            self._leave(under_shared, "shared", last_used_s=shared_used_s, now_s=now_s)
+        if rest:
+            left_by = held.session_id if kind == "superseded" else None
+            self._leave(rest, kind, last_used_s=held.last_used_s, now_s=now_s, left_by=left_by)
+
+    # Runs that no session waits for
+
+    def _leave(
+        self,
+        blocks: Sequence[int],
+        kind: str,
+        *,
+        last_used_s: float,
+        now_s: float,
+        left_by: str | None = None,
+    ) -> None:
+        wait = self._model.left(kind, now_s=now_s)
+        held = self._new_held(None, kind, blocks, last_used_s, wait)
+        held.left_by = left_by
+        if kind == "superseded":
+            held.idle_since_s = max(last_used_s, now_s)
+        for bereft in self._holders.own(held):
+            self._drop(bereft, now_s)
+        self._rank(held, now_s)
+
+    def _read_owners(
+        self, blocks: Sequence[int], session_id: str | None, *, now_s: float, arrival_s: float
+    ) -> None:
+        """Learn that a request contained blocks of runs that no session waits for.
+
+        A session reads those of others with its first request only: later ones contain them as a
+        matter of course. What it takes up of its own past is no longer superseded.
+        """
+        is_first = session_id not in self._sessions
+        read: dict[int, int] = {}
+        owners: dict[int, Held] = {}
+        for block in blocks:
+            owner = self._holders.owner(block)
+            if owner is None:
+                continue
+            owners[owner.run_id] = owner
+            is_own = session_id is not None and owner.left_by == session_id
+            if is_own or is_first:
+                read[owner.run_id] = read.get(owner.run_id, 0) + 1
+            if is_own:
+                self._holders.disown(block)
+        for run_id, owner in owners.items():
+            if run_id in read:
+                share = min(1.0, read[run_id] / owner.size)
+                self._model.read(owner.wait, now_s=arrival_s, share=share)
+                owner.uses += 1
+            if owner.live == 0:
+                self._drop(owner, now_s)
+                continue
+            if run_id in read:
+                owner.wait = self._model.left(owner.kind, now_s=now_s)
+            if owner.kind == "shared":
+                # Used with all that stands on it, and given up after it.
+                owner.last_used_s = owner.idle_since_s = math.nextafter(now_s, math.inf)
+            if run_id in read or owner.kind == "shared":
+                self._rank(owner, now_s)
+
+    def _share(self, blocks: Sequence[int], now_s: float) -> None:
+        """A new session begins with blocks of others: these are a run of their own from now on."""
+        claimed = [block for block in blocks if self._holders.is_claimed(block)]
+        if any(self._holders.owner(block) is None for block in claimed):
+            last_used_s = math.nextafter(now_s, math.inf)
+            self._leave(claimed, "shared", last_used_s=last_used_s, now_s=now_s)
+
+    # All runs
+
+    def _new_held(
+        self,
+        session_id: str | None,
+        kind: str,
+        blocks: Sequence[int],
+        last_used_s: float,
+        wait: Wait,
+    ) -> Held:
+        self._next_run_id += 1
+        entries = self._holders.entries(blocks)
+        run_id, size = self._next_run_id, len(blocks)
+        return Held(run_id, session_id, kind, *entries, last_used_s, wait, last_used_s, size)
+
+    def _set(self, held: Held, state: RunState, pause: Pause | None, now_s: float) -> None:
         held.state, held.pause = state, pause
-        self._rank(held, now_s=now_s)
+        self._rank(held, now_s)
 
     def _pressure(self) -> float:
-        return self._session_blocks / self.num_blocks
+        return self._holders.session_blocks / self.num_blocks
 
-    def _rank(self, held: _Held, *, now_s: float) -> None:
+    def _rank(self, held: Held, now_s: float) -> None:
         p_reuse = pause_p95_s = 0.0
         if held.pause is not None:
             p_reuse, pause_p95_s = held.pause.p_reuse, held.pause.pause_p95_s
@@ -372,138 +418,15 @@ class SessionIndex:
         self._held[held.run_id] = held
         self._order.put(run, now_s=now_s, pressure=self._pressure())
 
-    def _add_plain(
-        self,
-        blocks: Sequence[int],
-        kind: str,
-        *,
-        last_used_s: float,
-        now_s: float,
-        left_by: str | None = None,
-    ) -> None:
-        held = self._new_held(None, blocks, last_used_s, self._model.left(kind, now_s=now_s), kind)
-        held.left_by = left_by
-        for block in held.blocks:
-            self._disown(block)
-            self._plain_owner[block] = held
-            held.live += 1
-        self._rank(held, now_s=now_s)
-
-    def _read_plain(self, blocks: Sequence[int], session_id: str | None, *, now_s: float) -> None:
-        """Learn that a request contained blocks of plain runs.
-
-        A session reads those of others with its first request only: later ones contain them as a
-        matter of course. What it takes up of its own past is no longer superseded.
-        """
-        is_first = session_id not in self._sessions
-        taken: dict[int, list[_Held]] = {}
-        shared: dict[int, _Held] = {}
-        for block in blocks:
-            owner = self._plain_owner.get(block)
-            if owner is None:
-                continue
-            is_own = session_id is not None and owner.left_by == session_id
-            if owner.kind == "shared":
-                shared[owner.run_id] = owner
-            if is_own or is_first:
-                taken.setdefault(owner.run_id, []).append(owner)
-            if is_own:
-                self._disown(block)
-        for owner in shared.values():
-            # Used with all that stands on it, and given up after it.
-            owner.last_used_s = math.nextafter(now_s, math.inf)
-            self._rank(owner, now_s=now_s)
-        for run_id, owners in taken.items():
-            owner = owners[0]
-            self._model.read(owner.wait, now_s=now_s, share=min(1.0, len(owners) / owner.size))
-            if run_id in self._held:
-                owner.wait = self._model.left(owner.kind, now_s=now_s)
-                owner.uses += 1
-                self._rank(owner, now_s=now_s)
-
-    def _share(self, blocks: Sequence[int], *, now_s: float) -> None:
-        """A new session begins with blocks of others: these are a run of their own from now on."""
-        if any(self._plain_owner.get(block) is None for block in blocks):
-            last_used_s = math.nextafter(now_s, math.inf)
-            self._add_plain(blocks, "shared", last_used_s=last_used_s, now_s=now_s)
-
-    def _claim(self, block: int) -> None:
-        self._claims[block] += 1
-        if self._claims[block] == 1:
-            self._session_blocks += 1
-
-    def _unclaim(self, block: int) -> None:
-        self._claims[block] -= 1
-        if self._claims[block] == 0:
-            self._session_blocks -= 1
-
-    def _disown(self, block: int) -> None:
-        owner = self._plain_owner.pop(block, None)
-        if owner is not None:
-            owner.live -= 1
-            if owner.live == 0:
-                self._drop(owner)
-            elif len(owner.blocks) > 2 * owner.live + _SLACK:
-                self._shrink(owner)
-
-    def _shrink(self, held: _Held) -> None:
-        """Forget the entries of a plain run that others have taken over."""
-        rest = [
-            (block, generation)
-            for block, generation in held.entries()
-            if self._plain_owner.get(block) is held and self._is(block, generation)
-        ]
-        held.blocks = array("I", (block for block, _ in rest))
-        held.generations = array("I", (generation for _, generation in rest))
-
-    def _give_up(self, held: _Held, block: int, generation: int) -> bool:
-        """Take the block from the run; True when nobody holds it any more."""
-        if not self._is(block, generation):
-            return False
-        if held.session_id is None:
-            if self._plain_owner.get(block) is not held:
-                return False
-            del self._plain_owner[block]
-            held.live -= 1
-        else:
-            self._unclaim(block)
-        return not self.is_held(block)
-
-    def _release(self, held: _Held, *, now_s: float, kept: set[int]) -> None:
-        """Drop a session's run; blocks that its successor does not keep go on as a plain run.
-
-        So do those that others hold, where this use was the latest: else they would fall back to
-        an older use, and be victims before the blocks that stand on them.
-        """
-        rest: list[int] = []
-        under_shared: list[int] = []
-        shared_used_s = 0.0
-        for block, generation in held.entries():
-            if not self._is(block, generation):
-                continue
-            self._unclaim(block)
-            owner = self._plain_owner.get(block)
-            if owner is not None and owner.kind == "shared":
-                # What it stands on is as much shared as the block itself.
-                under_shared += rest
-                rest, shared_used_s = [], owner.last_used_s
-            elif block not in kept and (owner is None or owner.last_used_s <= held.last_used_s):
-                rest.append(block)
-        self._session_entries -= len(held.blocks)
-        held.blocks, held.generations = array("I"), array("I")
-        self._drop(held)
-        if under_shared:
-            self._add_plain(under_shared, "shared", last_used_s=shared_used_s, now_s=now_s)
-        if rest:
-            self._add_plain(
-                rest,
-                "superseded",
-                last_used_s=held.last_used_s,
-                now_s=now_s,
-                left_by=held.session_id,
-            )
-
-    def _drop(self, held: _Held) -> None:
+    def _drop(self, held: Held, now_s: float) -> None:
         """Forget a run that holds no blocks. A session stays known, so that its facts survive."""
         self._order.discard(held.run_id)
         self._held.pop(held.run_id, None)
+        if held.session_id is None:
+            # A later read would go unnoticed: what is known is that there was none until now.
+            self._model.read(held.wait, now_s=now_s, share=0.0)
+
+
+def _unwatched(kind: str, now_s: float) -> Wait:
+    """A wait of this kind from which nothing is learned."""
+    return Wait(View((kind,), now_s), is_over=True)

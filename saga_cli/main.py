@@ -6,12 +6,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import TYPE_CHECKING, TypeAlias
 
 from saga_core.errors import SagaError
+
+if TYPE_CHECKING:
+    _Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _NEEDS = {
     "worker": "pip install 'saga-sdk[vllm]'",
     "gateway": "pip install 'saga-sdk[gateway]'",
+    "simulate": "pip install 'saga-sdk[sim]'",
     "demo": "the demo runs from the repository: type `make demo` there",
 }
 
@@ -48,6 +53,13 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
 
         serve(GatewaySettings(workers=tuple(options.worker), host=options.host, port=options.port))
         return 0
+    if options.command == "simulate":
+        if options.simulation is None:
+            options.print_help()
+            return 0
+        from saga_cli import simulate
+
+        return simulate.cache(simulate.CacheOptions.from_words(options))
     from saga_cli.demo import run as demo
 
     return demo.run(demo.DemoOptions(json_path=options.json, runs=options.runs))
@@ -71,10 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument(
         "--saga-policy",
         dest="policy",
-        default="wa-lru",
+        default="saga",
         metavar="NAME",
-        help="wa-lru (default) or prefix-lru; vllm keeps vLLM's own order and only counts; "
-        "off starts stock vLLM without the plugin",
+        help="a retention policy, see docs/policies.md (%(default)s); "
+        "vllm keeps vLLM's own order and only counts; off starts stock vLLM without the plugin",
     )
 
     gateway = commands.add_parser("gateway", help="serve an OpenAI-compatible gateway over workers")
@@ -84,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     gateway.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     gateway.add_argument("--port", type=int, default=8800, help="port to listen on (%(default)s)")
 
+    _add_simulate(commands)
+
     demo = commands.add_parser(
         "demo", help="run the same agents on stock vLLM and on SAGA, on this machine, and compare"
     )
@@ -92,6 +106,99 @@ def _parser() -> argparse.ArgumentParser:
         "--runs", type=int, default=1, metavar="N", help="pairs of runs; medians are shown (1)"
     )
     return parser
+
+
+def _add_simulate(commands: _Commands) -> None:
+    simulate = commands.add_parser("simulate", help="replay traces of agents through the policies")
+    simulate.set_defaults(print_help=simulate.print_help)
+    simulations = simulate.add_subparsers(dest="simulation", metavar="SIMULATION")
+    cache = simulations.add_parser(
+        "cache",
+        help="one worker's prefix cache, policy by policy, against Bélády's optimum",
+        description="Replays a trace through one worker's prefix cache, policy by policy, and "
+        "compares the prompt tokens that are prefilled with the least that any cache could do.",
+    )
+    cache.add_argument(
+        "trace",
+        nargs="+",
+        metavar="TRACE",
+        help="a file or a folder of a trace; profile:swe, profile:web and profile:chat are made up",
+    )
+    _add_trace_options(cache)
+    _add_grid_options(cache)
+    _add_memory_options(cache)
+    output = cache.add_argument_group("output")
+    output.add_argument("--json", metavar="FILE", help="also write the results to FILE")
+    output.add_argument("--plot", metavar="FILE", help="also draw them to FILE, .png or .svg")
+
+
+def _add_trace_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("trace")
+    group.add_argument("--format", metavar="NAME", help="how files are read (told from the file)")
+    group.add_argument(
+        "--block-tokens",
+        type=int,
+        metavar="N",
+        help="tokens in a block, where the trace does not fix it (64)",
+    )
+    group.add_argument(
+        "--live-sessions",
+        type=float,
+        default=40.0,
+        metavar="N",
+        help="sessions alive at a time on average (40); a trace on one clock keeps its own",
+    )
+    group.add_argument(
+        "--calls", type=int, default=12_000, metavar="N", help="calls to measure, about (12000)"
+    )
+
+
+def _add_grid_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is compared, with commas between")
+    group.add_argument(
+        "--policies", default="prefix-lru,wa-lru,saga", metavar="NAMES", help="(%(default)s)"
+    )
+    group.add_argument(
+        "--signals",
+        default="none,close,forecast,all",
+        metavar="NAMES",
+        help="what the worker is told of sessions (%(default)s); "
+        "a forecast is injected, with a log-normal error of σ 0.5",
+    )
+    group.add_argument(
+        "--pressure",
+        metavar="NUMBERS",
+        help="tokens that live sessions hold ÷ capacity (1.2,2,4)",
+    )
+    group.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="draws of the sessions (%(default)s)"
+    )
+
+
+def _add_memory_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("memory, of one GPU; it takes the place of --pressure")
+    group.add_argument("--capacity-gib", type=float, metavar="G", help="GiB for the KV cache")
+    group.add_argument(
+        "--model", metavar="PATH", help="config.json of a model, or its folder: KV bytes of a token"
+    )
+    group.add_argument(
+        "--kv-bytes-per-token", type=int, metavar="N", help="the same as a number, without a model"
+    )
+    group.add_argument(
+        "--kv-dtype", choices=("auto", "fp8"), help="type of the model's KV cache (auto: its own)"
+    )
+    group.add_argument(
+        "--tensor-parallel", type=int, metavar="N", help="GPUs that share the model's KV heads (1)"
+    )
+    group.add_argument(
+        "--host-gib",
+        type=float,
+        metavar="G",
+        help="GiB of a host tier that takes what is evicted; needs --host-gbps",
+    )
+    group.add_argument(
+        "--host-gbps", type=float, metavar="B", help="its bandwidth, 10^9 bytes per second"
+    )
 
 
 if __name__ == "__main__":

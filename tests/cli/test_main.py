@@ -100,6 +100,7 @@ def test_worker_without_vllm_says_what_to_install(
     [
         (["gateway", "--worker", "http://127.0.0.1:1"], "saga_gateway.app", "saga-sdk[gateway]"),
         (["demo"], "rich.console", "make demo"),
+        (["simulate", "cache", "profile:swe"], "rich.console", "saga-sdk[sim]"),
     ],
 )
 def test_a_command_whose_packages_are_missing_says_what_to_do(
@@ -109,8 +110,10 @@ def test_a_command_whose_packages_are_missing_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("saga_cli.demo")]:
+    loaded = ("saga_cli.demo", "saga_cli.simulate")
+    for name in [name for name in sys.modules if name.startswith(loaded)]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("saga_cli.simulate", raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     assert main(words) == 1
     message = capsys.readouterr().err

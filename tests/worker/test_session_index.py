@@ -97,19 +97,19 @@ class Pool:
             unheld += 1
         return count - unheld
 
-    def take(self, chosen, count):
+    def take(self, chosen, count, now_s):
         """``count`` blocks, the chosen ones first; what they held is lost."""
         self.free = chosen + [block for block in self.free if block not in chosen]
         taken, self.free = self.free[:count], self.free[count:]
         for block in taken:
-            self.lose(block)
+            self.lose(block, now_s)
             self.users[block] = 1
         return taken
 
-    def lose(self, block):
+    def lose(self, block, now_s):
         if self.content[block] is not None:
             self.content[block] = None
-            self.index.evicted(block)
+            self.index.evicted(block, now_s=now_s)
 
 
 @dataclass
@@ -237,7 +237,7 @@ class World:
     def lose(self, block):
         """An eviction that was not our choice; chains may have holes from here on."""
         self.has_holes = True
-        self.pool.lose(block)
+        self.pool.lose(block, self.now_s)
         self._forget_block(block)
 
     def clear(self):
@@ -274,7 +274,7 @@ class World:
             return False
         self.pool.use(hit)
         chosen = self._choose(self.pool.wanted(needed))
-        blocks = hit + self.pool.take(chosen, needed)
+        blocks = hit + self.pool.take(chosen, needed, self.now_s)
         for block in blocks[len(hit) :]:
             self._forget_block(block)
         self.running.append(Running(session_id, tokens, blocks))
@@ -677,7 +677,7 @@ def test_without_notices_sessions_that_end_lower_the_expected_return():
 def test_a_request_without_blocks_leaves_the_session_what_it_had():
     index = make_index(10)
     index.record("a", [0, 1, 2], now_s=0.0)
-    index.evicted(2)
+    index.evicted(2, now_s=0.0)
     index.resume("a", now_s=1.0)
     index.record("a", [], now_s=2.0)
     index.check_integrity()
@@ -724,7 +724,7 @@ def test_a_block_in_use_is_recorded_again_by_its_request():
     index.record("a", [0, 1], now_s=0.0)
     index.resume("a", now_s=1.0)
     assert all_victims(index, 1.0, lambda block: block != 0) == [1]
-    index.evicted(1)
+    index.evicted(1, now_s=1.0)
     assert not index.is_held(0)
     index.record("a", [0, 2], now_s=2.0)
     index.check_integrity()
@@ -750,7 +750,7 @@ def test_memory_is_bounded_whatever_comes(policy):
         blocks = rng.sample(range(16), rng.randint(0, 6))
         index.record(session_id, blocks, now_s=float(number))
         if rng.random() < 0.2:
-            index.evicted(rng.randrange(16))
+            index.evicted(rng.randrange(16), now_s=float(number))
     index.check_integrity()
     counts = index.counts()
     assert counts.sessions == 5
