@@ -121,12 +121,8 @@ class BlockHolders:
         owner = self._owner.pop(block, None)
         if owner is None:
             return None
-        owner.live -= 1
-        if owner.live == 0:
-            return owner
-        if len(owner.blocks) > 2 * owner.live + _SLACK:
-            self._shrink(owner)
-        return None
+        self._lost_one(owner)
+        return owner if owner.live == 0 else None
 
     def lose(self, block: int) -> Held | None:
         """The block lost its content; returns its owner when that has none left by this."""
@@ -146,7 +142,7 @@ class BlockHolders:
             self._unclaim(block)
         elif self._owner.get(block) is held:
             del self._owner[block]
-            held.live -= 1
+            self._lost_one(held)
         else:
             return None
         return None if self.is_held(block) else block
@@ -185,7 +181,10 @@ class BlockHolders:
         self._claims[block] -= 1
         self.session_blocks -= self._claims[block] == 0
 
-    def _shrink(self, held: Held) -> None:
-        """Forget the entries of an owner that others have taken over."""
+    def _lost_one(self, held: Held) -> None:
+        """An owner has one block less; entries that others took over are not to pile up."""
+        held.live -= 1
+        if len(held.blocks) <= 2 * held.live + _SLACK:
+            return
         blocks = [block for block in self.live(held) if self._owner.get(block) is held]
         held.blocks, held.generations = self.entries(blocks)

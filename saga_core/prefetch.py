@@ -1,0 +1,103 @@
+"""Whether and when to bring a paused session's KV back from a slower tier before it is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+
+class PrefetchVerdict(Enum):
+    """What to do about a session's KV that a slower tier holds."""
+
+    START = "start"
+    WAIT = "wait"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchCandidate:
+    """A paused session with KV in a slower tier.
+
+    Attributes:
+        p_next: probability that the session goes on, 0 to 1.
+        tokens: tokens to load, at least 1.
+        early_end_s: when the pause may end already: a low quantile of its end.
+        expected_end_s: when it is expected to end, not before ``early_end_s``.
+        displaced_tokens: tokens of other idle prefixes that would give way; 0 with free room.
+        displaced_worth: expected reads per second of these (``PauseModel.worth``).
+    """
+
+    p_next: float
+    tokens: int
+    early_end_s: float
+    expected_end_s: float
+    displaced_tokens: int = 0
+    displaced_worth: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpeed:
+    """How fast tokens get into the KV pool, both measured.
+
+    Attributes:
+        prefill_tokens_per_s: by computing them.
+        load_tokens_per_s: from the slower tier.
+    """
+
+    prefill_tokens_per_s: float
+    load_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchAction:
+    """A verdict and why.
+
+    Attributes:
+        at_s: START: now. WAIT: when to start, unless something changes. LEAVE: infinite.
+        reason: for logs and counters.
+    """
+
+    verdict: PrefetchVerdict
+    at_s: float
+    reason: str
+
+
+def plan_prefetch(
+    candidate: PrefetchCandidate,
+    speed: TierSpeed,
+    *,
+    now_s: float,
+    pressure: float,
+    pressure_high: float,
+) -> PrefetchAction:
+    """Decide on one session; asked again when pressure or the forecast changes.
+
+    Loading is started early enough to be done when the pause may end: at ``early_end_s`` less the
+    load time, or now when that has passed. It pays when
+
+        p_next · saved > displaced_tokens ÷ prefill rate · displaced_worth · held,
+
+    seconds on both sides: saved is the load time that the request would have waited for, less what
+    is still to load when it comes; held is the time from the start to the expected end, in which
+    what gave way may be wanted. A tier that is not faster than prefill is left alone, and so is
+    everything while pressure is above ``pressure_high``. Ties: leave.
+    """
+    load_s = candidate.tokens / speed.load_tokens_per_s
+    if load_s >= candidate.tokens / speed.prefill_tokens_per_s:
+        return PrefetchAction(PrefetchVerdict.LEAVE, math.inf, "prefill is as fast")
+    if pressure > pressure_high:
+        return PrefetchAction(PrefetchVerdict.LEAVE, math.inf, "pressure is high")
+    start_s = max(now_s, candidate.early_end_s - load_s)
+    end_s = max(candidate.expected_end_s, start_s)
+    saved_s = min(load_s, end_s - start_s)
+    lost_s = (
+        candidate.displaced_tokens
+        / speed.prefill_tokens_per_s
+        * candidate.displaced_worth
+        * (end_s - start_s)
+    )
+    if candidate.p_next * saved_s <= lost_s:
+        return PrefetchAction(PrefetchVerdict.LEAVE, math.inf, "the room is worth more")
+    verdict = PrefetchVerdict.START if start_s <= now_s else PrefetchVerdict.WAIT
+    return PrefetchAction(verdict, start_s, "worth its room")

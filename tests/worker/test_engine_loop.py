@@ -1,0 +1,150 @@
+"""Many sessions at once through vLLM's scheduler and block pool, under every policy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from saga_core.policies import POLICIES
+from tests.worker.model_free import BLOCK_TOKENS, TOKEN, Engine, load_counters
+
+MakeEngine = Callable[..., Engine]
+NUM_BLOCKS = 120
+
+
+def _tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(1000) for _ in range(count)]
+
+
+def _requests(seed: int, count: int) -> Iterator[tuple[str, list[int], int]]:
+    """Session, prompt and output length of each request.
+
+    Sessions grow over one of two system prompts; some are cut back, as compaction does, some begin
+    anew.
+    """
+    rng = random.Random(seed)
+    roots = [_tokens(rng, blocks * BLOCK_TOKENS) for blocks in (2, 5)]
+    history: dict[str, list[int]] = {}
+    for _ in range(count):
+        session_id, output_tokens = f"s{rng.randrange(8)}", rng.randrange(1, 20)
+        prompt = history.get(session_id, [])
+        if not prompt or len(prompt) > 60 * BLOCK_TOKENS or rng.random() < 0.1:
+            prompt = rng.choice(roots)
+        elif rng.random() < 0.1:
+            prompt = prompt[: len(prompt) // 2]
+        prompt = prompt + _tokens(rng, rng.randrange(1, 80))
+        history[session_id] = prompt + [TOKEN] * output_tokens
+        yield session_id, prompt, output_tokens
+
+
+def _hits(engine: Engine, seed: int, most_steps: int, *, with_ids: bool) -> list[tuple[str, int]]:
+    """Cached tokens that each request finds; one request of a session at a time."""
+    rng, hits = random.Random(seed), []
+    busy: dict[str, object] = {}
+
+    def step() -> None:
+        hits.extend(
+            (new.req_id, new.num_computed_tokens) for new in engine.step().scheduled_new_reqs
+        )
+        if engine.with_plugin:
+            engine.saga.index.check_integrity()
+
+    for session_id, prompt, output_tokens in _requests(seed, 80):
+        while session_id in busy and not busy[session_id].is_finished():  # type: ignore[attr-defined]
+            step()
+        busy[session_id] = engine.add(
+            prompt, session_id=session_id if with_ids else None, output_tokens=output_tokens
+        )
+        for _ in range(rng.randint(0, most_steps)):
+            if engine.scheduler.has_unfinished_requests():
+                step()
+    while engine.scheduler.has_unfinished_requests():
+        step()
+    return hits
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+@pytest.mark.parametrize(("seed", "most_steps"), [(0, 0), (1, 3), (2, 10)])
+def test_prefix_lru_hits_what_stock_vllm_hits(
+    make_engine: MakeEngine, seed: int, most_steps: int, with_ids: bool
+) -> None:
+    stock = make_engine(NUM_BLOCKS, None)
+    ours = make_engine(NUM_BLOCKS, "prefix-lru")
+    expected = _hits(stock, seed, most_steps, with_ids=with_ids)
+    assert _hits(ours, seed, most_steps, with_ids=with_ids) == expected
+    assert load_counters(ours)["evicted_blocks"] > NUM_BLOCKS
+    assert ours.saga.off_reason is None
+
+
+def _some_notice(rng: random.Random) -> dict[str, object]:
+    session_id = f"s{rng.randrange(8)}"
+    return rng.choice(
+        [
+            {"kind": "end", "session_id": session_id},
+            {"kind": "resume_soon", "session_id": session_id},
+            {
+                "kind": "pause",
+                "session_id": session_id,
+                "p_reuse": rng.random(),
+                "pause_p95_s": rng.random() * 9,
+                "tool_name": rng.choice([None, "bash", "read"]),
+                "pause_p50_s": rng.choice([None, 0.0, 3.0]),
+            },
+        ]
+    )
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_no_policy_breaks_the_engine(make_engine: MakeEngine, policy: str) -> None:
+    """Overlapping requests, preemptions, aborts, notices, and a clock that jumps."""
+    from vllm.v1.request import RequestStatus
+
+    engine, rng, now_s = make_engine(NUM_BLOCKS, policy), random.Random(7), 100.0
+    engine.saga.clock = lambda: now_s
+
+    for session_id, prompt, _ in _requests(7, 120):
+        now_s += rng.choice([0.0, 0.01, 1.0, 40.0])
+        request = engine.add(
+            prompt,
+            session_id=rng.choice([None, session_id, session_id]),
+            output_tokens=rng.randrange(1, 90),
+        )
+        notices = [_some_notice(rng) for _ in range(rng.randint(0, 2))]
+        engine.scheduler.saga_control({"notify": {"version": 1, "notices": notices}})
+        for _ in range(rng.randint(0, 9)):
+            if engine.scheduler.has_unfinished_requests():
+                engine.step()
+                engine.saga.index.check_integrity()
+        if rng.random() < 0.1 and not request.is_finished():
+            engine.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+            engine.saga.index.check_integrity()
+    for _ in engine.steps():
+        engine.saga.index.check_integrity()
+    assert sum(request.num_preemptions for request in engine.requests.values()) > 0
+    assert load_counters(engine)["evicted_blocks"] > NUM_BLOCKS
+    assert engine.saga.off_reason is None
+    engine.saga.index.victims(NUM_BLOCKS, now_s=now_s, is_idle=lambda block: True)
+    assert engine.saga.index.counts().session_blocks == 0
+
+
+def test_saga_learns_who_comes_back_and_keeps_it(make_engine: MakeEngine) -> None:
+    """Agents return within seconds, visitors never do; without a hint, LRU cannot tell."""
+
+    def cached_tokens(policy: str) -> int:
+        engine, rng, now_s = make_engine(NUM_BLOCKS, policy), random.Random(1), 0.0
+        engine.saga.clock = lambda: now_s
+        agents = {f"agent{n}": _tokens(rng, 10 * BLOCK_TOKENS) for n in range(4)}
+        for number in range(400):
+            now_s += 1.0
+            if number % 2:
+                engine.run(_tokens(rng, 24 * BLOCK_TOKENS), session_id=f"visitor{number}")
+                continue
+            session_id = f"agent{number // 2 % 4}"
+            agents[session_id] = [*agents[session_id][: 10 * BLOCK_TOKENS], *_tokens(rng, 16)]
+            engine.run(agents[session_id], session_id=session_id)
+        assert engine.saga.off_reason is None
+        return int(load_counters(engine)["cached_tokens"])
+
+    assert cached_tokens("saga") > 4 * cached_tokens("prefix-lru")
