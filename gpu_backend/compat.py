@@ -58,7 +58,7 @@ def find_mismatch() -> str | None:
 def _probe_pool() -> str | None:
     """Evict and re-order on a small pool, as the plugin will, with the plugin's own pool."""
     pool = BlockPool(num_gpu_blocks=5, enable_caching=True, hash_block_size=1)
-    saga = KVRetention("saga", 5, 1, RetentionSettings(), clock=lambda: 0.0)
+    saga = KVRetention("wa-lru-ttl", 5, 1, RetentionSettings(), clock=lambda: 0.0)
     block_pool.attach(pool, saga)
     blocks = pool.get_new_blocks(4)
     hashes = [make_block_hash_with_group_id(BlockHash(bytes([i]) * 32), 0) for i in range(4)]

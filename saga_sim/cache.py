@@ -118,8 +118,9 @@ class CacheSimulator:
         needed, before_s = 0, 0.0
         for now_s, is_arrival, i in self._schedule.events:
             from_s = max(before_s, self._workload.measure_from_s)
-            if now_s > from_s:
-                self.result.idle_block_s += (now_s - from_s) * (self._tree.used - needed)
+            to_s = min(now_s, self._workload.measure_to_s)
+            if to_s > from_s:
+                self.result.idle_block_s += (to_s - from_s) * (self._tree.used - needed)
             before_s = now_s
             needed += self._schedule.needs(i) if is_arrival else -self._schedule.sets_free(i)
             while self._tool_ends and self._tool_ends[0][0] <= now_s:
@@ -303,7 +304,7 @@ class CacheSimulator:
             run = self._idle[run_id]
             for node, start, blocks in self._tree.give_up(run_id, over):
                 over -= blocks
-                if now_s >= self._workload.measure_from_s:
+                if self._workload.is_measured(now_s):
                     self.result.victims[run.kind] += blocks
                 if self._host is not None:
                     self._host.put(node, start, blocks, now_s=now_s)

@@ -45,6 +45,7 @@ class HostTier:
         if first != start + count:
             # What was refused between the two parts the node: the later part continues nothing.
             self.used -= stop - first
+            self._held.pop(node)
             stop = start + count
         self._held[node] = (start, stop)
         self.used += count

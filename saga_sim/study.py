@@ -270,7 +270,7 @@ class _Bench:
 
     def _cell(self, lru: CacheRun) -> Cell:
         workload = self._workload
-        measured = [call for call in workload.calls if call.arrival_s >= workload.measure_from_s]
+        measured = [call for call in workload.calls if workload.is_measured(call.arrival_s)]
         if not sum(call.input_tokens for call in measured) or not workload.footprint_blocks:
             raise StudyError(
                 f"{workload.name} leaves nothing to measure: {len(measured)} calls arrive in the "
@@ -302,7 +302,7 @@ class _Bench:
         workload = self._workload
         total = hit = loaded = 0
         for i, call in enumerate(workload.calls):
-            if call.arrival_s >= workload.measure_from_s:
+            if workload.is_measured(call.arrival_s):
                 total += call.input_tokens
                 hit += hits[i] * workload.block_tokens
                 loaded += host_hits[i] * workload.block_tokens if host_hits else 0

@@ -70,8 +70,10 @@ class Workload:
     """Calls in the order of arrival over a forest of nodes.
 
     Attributes:
-        footprint_blocks: mean distinct blocks of live sessions over the measured span.
-        measure_from_s, measure_to_s: the measured span; before it the caches warm up.
+        footprint_blocks: mean blocks of live sessions' prompts over the measured span; what several
+            share counts for each.
+        measure_from_s, measure_to_s: the measured span; before it the caches warm up, after it
+            the last sessions end.
     """
 
     name: str
@@ -81,6 +83,10 @@ class Workload:
     measure_from_s: float
     measure_to_s: float
     footprint_blocks: float = 0.0
+
+    def is_measured(self, at_s: float) -> bool:
+        """Whether a moment lies in the measured span."""
+        return self.measure_from_s <= at_s < self.measure_to_s
 
     def capacity_at(self, pressure: float) -> int:
         """KV capacity in blocks at which the live footprint ÷ capacity is ``pressure``."""

@@ -99,8 +99,8 @@ def test_the_time_left_is_that_of_the_pauses_that_lasted_so_long():
         left = sorted(sample - age_s for sample in samples if sample > age_s)
         for q in (0.25, 0.5, 0.75):
             exact = left[int(q * (len(left) - 1))]
-            # Both the age and the value are found within 2 %.
-            error_s = 0.045 * (age_s + exact) + 0.1
+            # The age and the value are found within 2 % each, and a rank apart counts too.
+            error_s = 0.08 * (age_s + exact) + 0.1
             assert sketch(samples).remaining_s(age_s, q) == pytest.approx(exact, abs=error_s)
 
 

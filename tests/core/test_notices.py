@@ -33,7 +33,11 @@ notices = st.one_of(
         PauseNotice,
         session_ids,
         st.builds(
-            Pause, st.floats(0.0, 1.0), seconds, st.none() | st.text(min_size=1, max_size=50)
+            Pause,
+            st.floats(0.0, 1.0),
+            seconds,
+            st.none() | st.text(min_size=1, max_size=50),
+            st.none() | seconds,
         ),
     ),
     st.builds(ResumeNotice, session_ids, seconds),
@@ -58,6 +62,7 @@ near_bodies = st.fixed_dictionaries(
                     "pause_p95_s": st.floats() | json_values,
                     "in_s": st.floats() | json_values,
                     "tool_name": json_values,
+                    "pause_p50_s": st.floats() | json_values,
                 },
             )
             | json_values,
@@ -87,6 +92,15 @@ def test_the_body_is_as_documented():
     assert encode_notices(sent) == body_of({**PAUSE, "tool_name": "bash"}, RESUME, END)
 
 
+def test_a_forecast_is_written_only_when_there_is_one():
+    sent = [PauseNotice("s", Pause(0.5, 2.0, "bash", pause_p50_s=1.5))]
+    expected = body_of({**PAUSE, "tool_name": "bash", "pause_p50_s": 1.5})
+    assert encode_notices(sent) == expected
+    assert decode_notices(expected) == sent
+    for absent in ({}, {"pause_p50_s": None}):
+        assert decode_notices(body_of({**PAUSE, **absent})) == [PauseNotice("s", Pause(0.5, 2.0))]
+
+
 def test_what_may_be_left_out_has_its_default():
     assert decode_notices(body_of(PAUSE, {"kind": "resume_soon", "session_id": "r"})) == [
         PauseNotice("s", Pause(0.5, 2.0, None)),
@@ -101,11 +115,11 @@ def test_unknown_fields_are_passed_over():
 
 
 def test_the_bounds_themselves_are_legal():
-    low = {**PAUSE, "p_reuse": 0, "pause_p95_s": 0}
-    high = {**PAUSE, "p_reuse": 1, "pause_p95_s": 86_400, "session_id": "x" * 256}
-    assert decode_notices(body_of(low, high)) == [
-        PauseNotice("s", Pause(0.0, 0.0)),
-        PauseNotice("x" * 256, Pause(1.0, 86_400.0)),
+    low = {**PAUSE, "p_reuse": 0, "pause_p95_s": 0, "pause_p50_s": 0}
+    high = {"p_reuse": 1, "pause_p95_s": 86_400, "pause_p50_s": 86_400, "session_id": "x" * 256}
+    assert decode_notices(body_of(low, {**PAUSE, **high})) == [
+        PauseNotice("s", Pause(0.0, 0.0, None, 0.0)),
+        PauseNotice("x" * 256, Pause(1.0, 86_400.0, None, 86_400.0)),
     ]
     assert len(decode_notices(body_of(*[END] * MAX_NOTICES))) == MAX_NOTICES
 
@@ -117,6 +131,11 @@ def test_the_bounds_themselves_are_legal():
         *((item, "session_id", bad) for item in (PAUSE, RESUME, END) for bad in (None, 1, ["s"])),
         *((PAUSE, "p_reuse", bad) for bad in [*BAD_NUMBERS, 1.001, 10**400]),
         *((PAUSE, "pause_p95_s", bad) for bad in [*BAD_NUMBERS, 86_400.1, 10**400]),
+        *(
+            (PAUSE, "pause_p50_s", bad)
+            for bad in [*BAD_NUMBERS, 86_400.1, 10**400]
+            if bad is not None
+        ),
         *((RESUME, "in_s", bad) for bad in [*BAD_NUMBERS, 86_400.1, 10**400]),
         *((PAUSE, "tool_name", bad) for bad in (1, True, ["bash"], {}, "", "x" * 257)),
         *((END, "kind", bad) for bad in (None, "", "END", "ended", 1, [], {})),
@@ -186,6 +205,7 @@ def test_any_body_is_read_as_legal_notices_or_refused(body):
         if isinstance(notice, PauseNotice):
             assert 0.0 <= notice.pause.p_reuse <= 1.0
             assert 0.0 <= notice.pause.pause_p95_s <= 86_400.0
+            assert 0.0 <= (notice.pause.pause_p50_s or 0.0) <= 86_400.0
         if isinstance(notice, ResumeNotice):
             assert 0.0 <= notice.in_s <= 86_400.0
     assert decode_notices(encode_notices(read)) == read

@@ -250,6 +250,18 @@ def test_a_schedule_serves_every_capacity():
     assert once[0] == once[2] == hits_of(workload, 3)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_schedule_says_what_running_calls_hold(seed):
+    workload, chains, _ = random_case(seed)
+    schedule = make_schedule(workload)
+    held = extra = 0
+    _, _, expected = needs_of(workload, chains)
+    for (_, is_arrival, i), blocks in zip(events_of(workload), expected, strict=True):
+        held += schedule.needs(i) if is_arrival else -schedule.sets_free(i)
+        extra += workload.calls[i].extra_blocks * (1 if is_arrival else -1)
+        assert held + extra == blocks
+
+
 def test_one_end_frees_what_is_needed_at_different_times_separately():
     opening = list(range(4))
     workload = workload_of(

@@ -126,11 +126,13 @@ def test_another_seed_makes_up_other_signals():
 # Against vLLM's own order, block by block
 
 
-def lru_hits(workload, chains, capacity):
-    """Hits of each call in a cache of blocks that are freed at a call's end, tail first.
+def lru_run(workload, chains, capacity):
+    """A cache of blocks that are freed at a call's end, tail first.
 
     A block that no running call holds waits in the queue of free blocks, where a hit takes it
     out; the first in the queue is evicted when a call arrives and room is short.
+
+    Returns the hits of each call, and the seconds that each block spent in the queue, summed.
     """
     events = sorted(
         event
@@ -139,8 +141,11 @@ def lru_hits(workload, chains, capacity):
     )
     running, free, extra = Counter(), OrderedDict(), 0
     hits = [0] * len(workload.calls)
-    for _, is_arrival, i in events:
+    free_block_s = before_s = 0.0
+    for now_s, is_arrival, i in events:
         chain = chains[i]
+        free_block_s += (now_s - before_s) * len(free)
+        before_s = now_s
         if not is_arrival:
             extra -= workload.calls[i].extra_blocks
             for block in reversed(chain):
@@ -158,7 +163,7 @@ def lru_hits(workload, chains, capacity):
         extra += workload.calls[i].extra_blocks
         while free and len(running) + len(free) + extra > capacity:
             free.popitem(last=False)
-    return hits
+    return hits, free_block_s
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -168,7 +173,9 @@ def test_prefix_lru_is_vllms_queue_of_free_blocks(seed):
     chains = chains_of(workload, calls)
     for capacity in (5, *some_capacities(workload)):
         result = simulator(workload, capacity, "prefix-lru", signals_of("all")).run()
-        assert result.hits == lru_hits(workload, chains, capacity)
+        hits, free_block_s = lru_run(workload, chains, capacity)
+        assert result.hits == hits
+        assert result.idle_block_s == pytest.approx(free_block_s)
 
 
 # Overcommitment and overlap
@@ -193,6 +200,11 @@ def test_the_answers_blocks_count_while_the_call_runs():
     calls.append(call("a", 4.0, range(4)))
     assert run_of(calls, 11).hits == [0, 0, 4]
     assert run_of(calls, 10).hits == [0, 0, 3]
+
+
+def test_a_call_whose_answer_does_not_fit_is_counted():
+    assert run_of([call("a", 0.0, range(4), extra=6)], 10).overcommitted == 0
+    assert run_of([call("a", 0.0, range(4), extra=7)], 10).overcommitted == 1
 
 
 def test_two_calls_of_a_session_run_at_once():
@@ -236,7 +248,7 @@ def branching(last):
 
 
 def test_a_superseded_branch_goes_before_an_older_pause():
-    calls = [call("old", -0.0, range(50, 54), 0.5), *branching([*range(6), 20, 21, 22])]
+    calls = [call("old", 0.0, range(50, 54), 0.5), *branching([*range(6), 20, 21, 22])]
     result = run_of(calls, 16)  # 4 + 6 + 3 + 2 are there when b brings 4.
     assert result.victims.log[0] == ("superseded", 3)
     assert result.hits[-1] == 8
@@ -251,19 +263,20 @@ def test_a_branch_that_is_taken_up_again_is_whole_or_in_part_a_hit(policy):
 
 
 @pytest.mark.parametrize(
-    ("last", "left"),
+    ("last", "bases"),
     [
-        ([*range(6), 10, 11, 12, 13], 1),  # All of the branch: it is the session's own again.
-        ([*range(6), 10, 40], 2),  # Two of its three blocks are still a branch.
-        ([*range(6), 20, 21, 22], 1),  # None of it.
-        ([50], 2),
+        ([*range(6), 10, 11, 12, 13], [6]),  # All of the first branch: it is no branch any more.
+        ([*range(6), 10, 40], [6, 7]),  # Its last two blocks still are.
+        ([*range(6), 20, 21, 22], [6]),  # None of it.
+        ([50], [0, 6]),
     ],
 )
-def test_a_branch_is_one_until_all_of_it_is_taken_up(last, left):
+def test_a_branch_is_one_until_all_of_it_is_taken_up(last, bases):
     checked = simulator(workload_of(branching(last)), 100, "saga")
     checked.run()
-    kinds = Counter(run.kind for run in checked._idle.values())
-    assert kinds == {"superseded": left, "paused": 2}
+    runs = list(checked._idle.values())
+    assert Counter(run.kind for run in runs) == {"superseded": len(bases), "paused": 2}
+    assert sorted(run.base for run in runs if run.kind == "superseded") == bases
 
 
 @every_policy
@@ -365,6 +378,29 @@ def test_victims_count_in_the_measured_span_only():
     assert simulator(workload, 6, "saga").run().victims == {"paused": 12}
 
 
+IDLING = [
+    call("a", 0.0, range(5)),
+    call("b", 4.0, range(10, 13), 2.0, extra=2),
+    call("a", 8.0, range(5)),
+]
+"""Of a's five blocks and b's three, idle: five from 1 s, all from 6 s, b's from 8 to 9 s."""
+
+
+@pytest.mark.parametrize(("from_s", "block_s"), [(0.0, 44.0), (5.0, 24.0), (8.5, 1.5)])
+def test_idle_blocks_are_integrated_over_the_measured_span(from_s, block_s):
+    workload = workload_of(IDLING)
+    workload.measure_from_s = from_s
+    assert simulator(workload, 100, "saga").run().idle_block_s == pytest.approx(block_s)
+
+
+def test_what_comes_after_the_measured_span_does_not_count():
+    workload = workload_of(IDLING)
+    workload.measure_to_s = 7.0
+    result = simulator(workload, 7, "saga").run()
+    assert result.victims == {"paused": 3}  # For b, and none of b's for a.
+    assert result.idle_block_s == pytest.approx(3 * 5 + 2 * 2 + 1 * 5)
+
+
 # Shared openings
 
 
@@ -397,6 +433,17 @@ def test_a_shared_opening_goes_in_the_end():
     result = run_of(calls, 20, "saga", ENDS)
     assert result.victims.log[:3] == [("ended", 1), ("ended", 1), ("shared", 10)]
     assert result.hits[-1] == 0
+
+
+def test_every_opening_in_common_is_a_run_of_its_own():
+    short, long = list(range(4)), list(range(8))
+    openings = [short, short, long, long, long]
+    calls = [call(f"s{n}", 2.0 * n, [*path, 100 + n]) for n, path in enumerate(openings)]
+    checked = simulator(workload_of(calls), 100, "saga")
+    checked.run()
+    shared = [run for run in checked._idle.values() if run.kind == "shared"]
+    assert [depth_of(checked._workload, run) for run in shared] == [4, 8]
+    assert all(run.last_used_s == 8.0 for run in shared)  # The last session read both.
 
 
 # Decisions written out
@@ -520,7 +567,7 @@ def prefilled(workload, result):
     return sum(
         c.input_tokens - hit * workload.block_tokens
         for c, hit in zip(workload.calls, result.hits, strict=True)
-        if c.arrival_s >= workload.measure_from_s
+        if workload.measure_from_s <= c.arrival_s < workload.measure_to_s
     )
 
 

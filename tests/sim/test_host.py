@@ -134,6 +134,16 @@ def test_a_refused_stretch_does_not_bar_the_node_for_ever():
     assert host.take(0, 0, now_s=200.0) == 4
 
 
+def test_what_replaces_a_dead_stretch_is_young():
+    host = host_of(ROOTS, 8)
+    host.put(0, 2, 2, now_s=0.0)
+    host.put(1, 0, 4, now_s=1.0)
+    host.put(0, 0, 1, now_s=2.0)  # Offset 1 never came: only this can be of use now.
+    assert host.used == 5
+    host.put(2, 0, 4, now_s=3.0)
+    assert [host.take(0, node, now_s=4.0) for node in (0, 1, 2)] == [1, 3, 4]
+
+
 @st.composite
 def histories(draw):
     """A forest and what a worker may do: evict stretches, take paths up, at rising times."""

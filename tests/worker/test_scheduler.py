@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from saga_core.errors import NoticeError
 from saga_sim.oracle import InfiniteCache
-from tests.worker.model_free import BLOCK_TOKENS, Engine, load_counters
+from tests.worker.model_free import BLOCK_TOKENS, TOKEN, Engine, load_counters
 
 MakeEngine = Callable[..., Engine]
 
@@ -186,6 +186,57 @@ def test_a_request_that_may_not_read_the_cache_has_no_regret(make_engine: MakeEn
     assert load_counters(engine)["regret_tokens"] == 0
 
 
+def _calls(engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str) -> list[dict[str, Any]]:
+    """What the index is told from now on by ``method``."""
+    from gpu_backend.session_index import SessionIndex
+
+    calls, original = [], getattr(SessionIndex, method)
+
+    def listen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(SessionIndex, method, listen)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("steps", "ending"), [(0, None), (1, (TOKEN,)), (3, (TOKEN, TOKEN)), (9, "length")]
+)
+def test_the_index_is_told_how_a_step_went(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, steps: int, ending: object
+) -> None:
+    from vllm.v1.request import RequestStatus
+
+    engine = make_engine(50)
+    calls = _calls(engine, monkeypatch, "record")
+    request = engine.add([1] * 40, session_id="agent", output_tokens=5)
+    request.arrival_time -= 3.0
+    for _ in range(steps):
+        if engine.scheduler.has_unfinished_requests():
+            engine.step()
+    if not request.is_finished():
+        engine.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+    (step,) = [call["step"] for call in calls]
+    assert (step.input_tokens, step.ending) == (40, ending)
+    assert 3.0 <= step.run_s < 60.0
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_the_index_is_told_how_much_of_a_prompt_had_been_computed_before(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    engine, rng = make_engine(60, "prefix-lru"), random.Random(12)
+    calls = _calls(engine, monkeypatch, "started")
+    engine.scheduler._saga_counts_regret = knows
+    prompt = _tokens(rng, 20)
+    engine.run(prompt, session_id="agent")
+    _flood(engine, rng, 2, blocks=25)
+    hit = engine.run([*prompt[: 15 * BLOCK_TOKENS], 1, 2], session_id="agent")
+    assert hit < 15 * BLOCK_TOKENS
+    assert [call["known_blocks"] for call in calls] == ([0, 15] if knows else [None, None])
+
+
 @pytest.mark.parametrize("method", ["record", "victims", "evicted", "resume"])
 def test_a_failure_of_ours_switches_the_plugin_off_and_the_engine_goes_on(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, method: str
@@ -243,7 +294,7 @@ _request = st.tuples(
 )
 @given(
     requests=st.lists(_request, min_size=1, max_size=30),
-    policy=st.sampled_from(["wa-lru-ttl", "vllm"]),
+    policy=st.sampled_from(["saga", "wa-lru-ttl", "vllm"]),
 )
 def test_regret_is_what_an_infinite_cache_would_have_hit_and_this_one_did_not(
     make_engine: MakeEngine, requests: list[tuple[int, int, int, int, int]], policy: str

@@ -1,0 +1,228 @@
+"""The eviction order under every policy: as a naive model has it, in bounded heaps, cheaply."""
+
+import heapq
+import math
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from saga_core import retention
+from saga_core.pauses import View, Wait
+from saga_core.retention import EvictionOrder, Run, RunState
+from tests.contracts.runs import KINDS, PRESSURE, PROPERTY, constants, every_policy, make, run_of
+
+STATEFUL = settings(PROPERTY, max_examples=50, stateful_step_count=40)
+
+
+class NaiveOrder:
+    """The eviction order by looking at every run: its own policy, the same events."""
+
+    def __init__(self, policy):
+        self.policy = policy
+        self.runs = {}
+        self.keys = {}
+
+    def put(self, run, now_s):
+        self.runs[run.run_id] = run
+        self.keys[run.run_id] = self.policy.key(run, now_s=now_s, pressure=PRESSURE)
+
+    def discard(self, run_id):
+        self.runs.pop(run_id, None)
+        self.keys.pop(run_id, None)
+
+    def first(self, now_s):
+        for run_id, key in list(self.keys.items()):
+            if key.review_s <= now_s:
+                self.put(self.runs[run_id], now_s)
+        if not self.keys:
+            return None
+        key = min(self.keys.values())
+        self.policy.gave_up(key)
+        return key.run_id
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """Drives EvictionOrder and the naive model side by side."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+        self.now_s = 0.0
+
+    @initialize(s=constants)
+    def start(self, s):
+        self.order, self.naive = EvictionOrder(make(self.name, s)), NaiveOrder(make(self.name, s))
+
+    @rule(run=run_of(st.integers(1, 8)))
+    def put_or_replace(self, run):
+        self.order.put(run, now_s=self.now_s, pressure=PRESSURE)
+        self.naive.put(run, self.now_s)
+
+    @rule(run_id=st.integers(1, 9))
+    def discard(self, run_id):
+        self.order.discard(run_id)
+        self.naive.discard(run_id)
+
+    @precondition(lambda self: self.naive.runs)
+    @rule()
+    def take_the_first(self):
+        self._take_the_first()
+
+    @rule(wait_s=st.sampled_from([0.0, 1.0, 5.0]) | st.floats(0.0, 1e4))
+    def wait(self, wait_s):
+        self.now_s += wait_s
+
+    @precondition(lambda self: self.naive.runs)
+    @rule(data=st.data())
+    def wait_until_a_review(self, data):
+        key = data.draw(st.sampled_from(list(self.naive.keys.values())))
+        if key.review_s < math.inf:
+            self.now_s = max(self.now_s, key.review_s)
+
+    @invariant()
+    def holds_the_same_runs(self):
+        if not hasattr(self, "order"):
+            return
+        assert len(self.order) == len(self.naive.runs)
+        assert all((n in self.order) == (n in self.naive.runs) for n in range(1, 10))
+
+    @rule()
+    def agree_on_the_first(self):
+        # A rule, not an invariant: asking changes the heaps, and long stretches without are worth
+        # a test too.
+        assert self.order.first(now_s=self.now_s, pressure=PRESSURE) == self.naive.first(self.now_s)
+
+    def teardown(self):
+        while hasattr(self, "order") and self.naive.runs:
+            self._take_the_first()
+
+    def _take_the_first(self):
+        run_id = self.order.first(now_s=self.now_s, pressure=PRESSURE)
+        assert run_id == self.naive.first(self.now_s)
+        self.order.discard(run_id)
+        self.naive.discard(run_id)
+
+
+@every_policy
+def test_the_eviction_order_is_that_of_a_naive_model(name):
+    run_state_machine_as_test(lambda: OrderMachine(name), settings=STATEFUL)
+
+
+def take_all(order, naive, now_s):
+    while naive.runs:
+        run_id = order.first(now_s=now_s, pressure=PRESSURE)
+        assert run_id == naive.first(now_s)
+        order.discard(run_id)
+        naive.discard(run_id)
+    assert order.first(now_s=now_s, pressure=PRESSURE) is None
+
+
+def some_run(rng, run_id, now_s):
+    return Run(
+        run_id,
+        rng.choice([*RunState, RunState.PAUSED, RunState.PAUSED]),
+        now_s - rng.choice([0.0, rng.random() * 100]),
+        idle_since_s=now_s,
+        size_share=rng.random(),
+        uses=rng.randint(1, 4),
+        p_reuse=rng.random(),
+        pause_p95_s=rng.choice([0.0, rng.randint(0, 40), 1e4]),
+        wait=Wait(View((rng.choice(KINDS),), now_s)),
+    )
+
+
+def heap_sizes(order):
+    return len(order._by_key), len(order._by_review)
+
+
+@every_policy
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("asks", [0.0, 0.3, 1.0])
+def test_a_long_history_keeps_the_order_and_bounds_the_heaps(name, seed, asks):
+    rng = random.Random(seed)
+    order, naive = EvictionOrder(make(name)), NaiveOrder(make(name))
+    now_s, most = 0.0, 20
+    for number in range(1500):
+        now_s += rng.choice([0.0, 0.25, 1.0])  # Exact, so that reviews are met to the moment.
+        run_id = rng.randrange(most)
+        if rng.random() < 0.3:
+            order.discard(run_id)
+            naive.discard(run_id)
+        else:
+            run = some_run(rng, run_id, now_s)
+            order.put(run, now_s=now_s, pressure=PRESSURE)
+            naive.put(run, now_s)
+        if rng.random() < asks:
+            assert order.first(now_s=now_s, pressure=PRESSURE) == naive.first(now_s)
+        assert max(heap_sizes(order)) <= 2 * most + 64
+        if number % 150 == 149:  # Some reviews are due at this moment; the whole order must tell.
+            reviews_s = [key.review_s for key in naive.keys.values()]
+            now_s = max(now_s, rng.choice([r for r in reviews_s if r < now_s + 100.0] or [now_s]))
+            take_all(order, naive, now_s)
+
+
+@every_policy
+def test_runs_that_come_and_go_leave_nothing_behind(name):
+    """A session that is put protected and taken out again, before its review, over and over."""
+    order = EvictionOrder(make(name))
+    for number in range(1000):
+        wait = Wait(View(("paused",), 0.0))
+        run = Run(number, RunState.PAUSED, 0.0, 0.0, p_reuse=1.0, pause_p95_s=1e6, wait=wait)
+        order.put(run, now_s=0.0, pressure=PRESSURE)
+        order.discard(number)
+        assert order.first(now_s=0.0, pressure=PRESSURE) is None
+        assert max(heap_sizes(order)) <= 70
+
+
+class CountingHeap:
+    """heapq, with the entries that each call touches at the top counted."""
+
+    def __init__(self):
+        self.entries = 0
+
+    def heappush(self, heap, item):
+        self.entries += 1
+        heapq.heappush(heap, item)
+
+    def heappop(self, heap):
+        self.entries += 1
+        return heapq.heappop(heap)
+
+    def heapify(self, heap):
+        self.entries += len(heap)
+        heapq.heapify(heap)
+
+
+@every_policy
+@pytest.mark.parametrize("most", [10, 3000])
+def test_an_event_costs_a_few_heap_entries_however_many_runs_there_are(name, most, monkeypatch):
+    heap, rng = CountingHeap(), random.Random(3)
+    monkeypatch.setattr(retention, "heapq", heap)
+    order = EvictionOrder(make(name))
+    for run_id in range(most):
+        order.put(some_run(rng, run_id, 0.0), now_s=0.0, pressure=PRESSURE)
+    heap.entries, events = 0, 9000
+    for number in range(events):
+        run_id, what = rng.randrange(most), number % 3
+        if what == 0:
+            order.put(some_run(rng, run_id, 0.0), now_s=0.0, pressure=PRESSURE)
+        elif what == 1:
+            order.discard(run_id)
+        else:
+            order.first(now_s=0.0, pressure=PRESSURE)
+    assert heap.entries <= 3 * events
+    first = order.first(now_s=0.0, pressure=PRESSURE)
+    heap.entries = 0
+    for _ in range(100):
+        assert order.first(now_s=0.0, pressure=PRESSURE) == first
+    assert heap.entries == 0
