@@ -85,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         dest="policy",
         default="saga",
         metavar="NAME",
-        help="a retention policy, see docs/policies.md (%(default)s); "
+        help="saga (default), prefix-lru, session-lru, wa-lru, wa-lru-ttl, thresholds, fixed-ttl, "
+        "steps-to-execution or gdsf; "
         "vllm keeps vLLM's own order and only counts; off starts stock vLLM without the plugin",
     )
 

@@ -74,30 +74,33 @@ def plan_prefetch(
     """Decide on one session; asked again when pressure or the forecast changes.
 
     Loading is started early enough to be done when the pause may end: at ``early_end_s`` less the
-    load time, or now when that has passed. It pays when
+    load time, or as soon after that as it pays:
 
         p_next · saved > displaced_tokens ÷ prefill rate · displaced_worth · held,
 
     seconds on both sides: saved is the load time that the request would have waited for, less what
     is still to load when it comes; held is the time from the start to the expected end, in which
-    what gave way may be wanted. A tier that is not faster than prefill is left alone, and so is
-    everything while pressure is above ``pressure_high``. Ties: leave.
+    what gave way may be wanted. Both end with the pause, so a start that is too early to pay does
+    so from p_next · load time ÷ price before the end on, the price being what is lost per second
+    held, if it ever does: where p_next exceeds the price. A tier that is not faster than prefill
+    is left alone, and so is everything while pressure is above ``pressure_high``. Ties: leave.
     """
     load_s = candidate.tokens / speed.load_tokens_per_s
     if load_s >= candidate.tokens / speed.prefill_tokens_per_s:
-        return PrefetchAction(PrefetchVerdict.LEAVE, math.inf, "prefill is as fast")
+        return _leave("prefill is as fast")
     if pressure > pressure_high:
-        return PrefetchAction(PrefetchVerdict.LEAVE, math.inf, "pressure is high")
+        return _leave("pressure is high")
+    price = candidate.displaced_tokens / speed.prefill_tokens_per_s * candidate.displaced_worth
+    if candidate.p_next <= price:
+        return _leave("the room is worth more")
     start_s = max(now_s, candidate.early_end_s - load_s)
-    end_s = max(candidate.expected_end_s, start_s)
-    saved_s = min(load_s, end_s - start_s)
-    lost_s = (
-        candidate.displaced_tokens
-        / speed.prefill_tokens_per_s
-        * candidate.displaced_worth
-        * (end_s - start_s)
-    )
-    if candidate.p_next * saved_s <= lost_s:
-        return PrefetchAction(PrefetchVerdict.LEAVE, math.inf, "the room is worth more")
+    if price > 0.0:
+        start_s = max(start_s, candidate.expected_end_s - candidate.p_next * load_s / price)
+    if start_s >= candidate.expected_end_s:
+        return _leave("too late")
     verdict = PrefetchVerdict.START if start_s <= now_s else PrefetchVerdict.WAIT
     return PrefetchAction(verdict, start_s, "worth its room")
+
+
+def _leave(reason: str) -> PrefetchAction:
+    return PrefetchAction(PrefetchVerdict.LEAVE, math.inf, reason)

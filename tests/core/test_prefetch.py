@@ -36,8 +36,10 @@ def test_it_starts_at_once_when_that_moment_has_come(now_s):
     assert plan(AGENT, now_s).at_s == now_s
 
 
-def test_it_is_too_late_when_nothing_would_be_saved():
-    assert plan(AGENT, 120.0).verdict is PrefetchVerdict.LEAVE
+@pytest.mark.parametrize("now_s", [120.0, 500.0])
+def test_it_is_too_late_when_nothing_would_be_saved(now_s):
+    assert plan(AGENT, now_s).reason == "too late"
+    assert plan(AGENT, now_s).at_s == math.inf
 
 
 def test_a_tier_as_slow_as_prefill_is_left_alone():
@@ -53,9 +55,19 @@ def test_high_pressure_cancels():
 def test_room_has_its_price():
     # Started at 108 s: saves 0.9 · 2 s; what gives way is read 0.012 times in 12 s, 20 s each.
     assert plan(FULL, 108.0).verdict is PrefetchVerdict.START
+    dearest = replace(FULL, displaced_worth=0.05)
+    assert plan(dearest, 108.0).reason == "the room is worth more"
+    assert plan(replace(dearest, displaced_tokens=0), 108.0).verdict is PrefetchVerdict.START
+
+
+def test_dear_room_is_taken_as_soon_as_it_pays():
+    # 0.2 s are lost a second: 0.9 · 2 s pay for the 9 s before the end.
     dear = replace(FULL, displaced_worth=0.01)
-    assert plan(dear, 108.0).reason == "the room is worth more"
-    assert plan(replace(dear, displaced_tokens=0), 108.0).verdict is PrefetchVerdict.START
+    action = plan(dear, 50.0)
+    assert action.verdict is PrefetchVerdict.WAIT
+    assert action.at_s == pytest.approx(111.0)
+    assert plan(dear, 110.9).at_s == action.at_s
+    assert plan(dear, 111.1).verdict is PrefetchVerdict.START
 
 
 def test_a_session_that_will_not_go_on_is_left():
@@ -71,31 +83,100 @@ candidates = st.builds(
     st.floats(0.0, 300.0),
     st.floats(0.0, 300.0),
     st.integers(0, 200_000),
-    st.floats(0.0, 1.0),
+    st.floats(0.0, 0.05) | st.floats(0.0, 1.0),
 )
 
 
+PLAN_TIMES = st.floats(0.0, 600.0)
+
+
+def load_s(candidate):
+    return candidate.tokens / FAST.load_tokens_per_s
+
+
+def gain_s(candidate, start_s):
+    """What a start at this time saves less what it costs, in seconds."""
+    held_s = candidate.expected_end_s - start_s
+    lost_s = candidate.displaced_tokens / FAST.prefill_tokens_per_s * candidate.displaced_worth
+    return candidate.p_next * min(load_s(candidate), held_s) - lost_s * held_s
+
+
 @PROPERTY
-@given(candidates, st.floats(0.0, 600.0), st.floats(0.0, 1.0))
-def test_a_likelier_return_is_never_left_where_a_less_likely_one_is_not(candidate, now_s, p):
+@given(candidates, PLAN_TIMES, st.floats(0.0, 1.0))
+def test_a_likelier_return_is_never_loaded_later(candidate, now_s, p):
     low, high = sorted((candidate.p_next, p))
     less = plan(replace(candidate, p_next=low), now_s)
     more = plan(replace(candidate, p_next=high), now_s)
-    if less.verdict is not PrefetchVerdict.LEAVE:
-        assert more == less
+    assert more.at_s <= less.at_s
 
 
 @PROPERTY
-@given(candidates, st.floats(0.0, 600.0))
-def test_it_never_starts_in_the_past_nor_waits_beyond_the_early_end(candidate, now_s):
+@given(candidates, PLAN_TIMES, st.integers(0, 200_000), st.floats(0.0, 1.0))
+def test_dearer_room_is_never_taken_earlier(candidate, now_s, tokens, worth):
+    dearer = replace(
+        candidate,
+        displaced_tokens=candidate.displaced_tokens + tokens,
+        displaced_worth=candidate.displaced_worth + worth,
+    )
+    assert plan(dearer, now_s).at_s >= plan(candidate, now_s).at_s
+
+
+@PROPERTY
+@given(candidates, PLAN_TIMES)
+def test_it_never_starts_in_the_past_nor_ends_after_the_expected_end(candidate, now_s):
     action = plan(candidate, now_s)
+    end_s = candidate.expected_end_s
     if action.verdict is PrefetchVerdict.WAIT:
-        assert now_s < action.at_s < candidate.early_end_s
-        load_s = candidate.tokens / FAST.load_tokens_per_s
-        assert action.at_s + load_s == pytest.approx(candidate.early_end_s)
-        assert plan(candidate, action.at_s).verdict is PrefetchVerdict.START
+        assert now_s < action.at_s < end_s
+        # Waiting never costs a part of the saving: loading is done by the expected end.
+        assert action.at_s + load_s(candidate) <= end_s + 1e-6
+        assert action.at_s + load_s(candidate) >= candidate.early_end_s - 1e-6
     elif action.verdict is PrefetchVerdict.START:
         assert action.at_s == now_s
-        assert now_s < candidate.expected_end_s
+        assert now_s < end_s
+        assert now_s + load_s(candidate) >= candidate.early_end_s - 1e-6
     else:
         assert action.at_s == math.inf
+
+
+@PROPERTY
+@given(candidates, PLAN_TIMES)
+def test_it_starts_when_and_only_when_that_pays(candidate, now_s):
+    is_due = now_s >= candidate.early_end_s - load_s(candidate)
+    gain = gain_s(candidate, now_s)
+    if is_due and now_s < candidate.expected_end_s and abs(gain) > 1e-6:
+        action = plan(candidate, now_s)
+        assert (action.verdict is PrefetchVerdict.START) == (gain > 0.0)
+
+
+@PROPERTY
+@given(candidates, PLAN_TIMES, st.floats(0.0, 1.0))
+def test_asking_again_meanwhile_changes_nothing(candidate, now_s, part):
+    action = plan(candidate, now_s)
+    if action.verdict is PrefetchVerdict.WAIT:
+        assert plan(candidate, now_s + part * (action.at_s - now_s)).at_s == action.at_s
+        assert plan(candidate, action.at_s).verdict is PrefetchVerdict.START
+    elif action.verdict is PrefetchVerdict.LEAVE:
+        later_s = now_s + part * 600.0
+        assert plan(candidate, later_s).verdict is PrefetchVerdict.LEAVE
+    else:
+        later_s = now_s + part * (candidate.expected_end_s - now_s)
+        if later_s < candidate.expected_end_s:
+            assert plan(candidate, later_s).verdict is PrefetchVerdict.START
+
+
+@PROPERTY
+@given(candidates, PLAN_TIMES, st.floats(1.0, 5_000.0))
+def test_a_tier_that_is_no_faster_is_never_used(candidate, now_s, load_rate):
+    action = plan(candidate, now_s, TierSpeed(5_000.0, load_rate))
+    assert action.reason == "prefill is as fast"
+
+
+@PROPERTY
+@given(candidates, PLAN_TIMES, st.floats(0.0, 1.0))
+def test_pressure_only_cancels(candidate, now_s, pressure):
+    action = plan(candidate, now_s, pressure=pressure)
+    if pressure > 0.9:
+        assert action.verdict is PrefetchVerdict.LEAVE
+    else:
+        assert action == plan(candidate, now_s, pressure=0.0)

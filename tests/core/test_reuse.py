@@ -93,6 +93,25 @@ def test_an_age_lies_in_its_bucket(age_s):
     assert AGE_EDGES_S[bucket] <= age_s < bucket_end_s(age_s)
 
 
+@pytest.mark.parametrize("bucket", [0, 1, 2, 20, len(AGE_EDGES_S) - 1])
+def test_a_bucket_begins_at_its_edge_and_ends_at_the_next(bucket):
+    edge_s = AGE_EDGES_S[bucket]
+    assert age_bucket(edge_s) == bucket
+    if bucket:
+        assert age_bucket(math.nextafter(edge_s, 0.0)) == bucket - 1
+        assert bucket_end_s(math.nextafter(edge_s, 0.0)) == edge_s
+    is_last = bucket == len(AGE_EDGES_S) - 1
+    assert bucket_end_s(edge_s) == (math.inf if is_last else AGE_EDGES_S[bucket + 1])
+
+
+@PROPERTY
+@given(st.floats(0.0, 1e5), st.floats(0.0, 1e5))
+def test_an_older_prefix_is_in_no_earlier_bucket(a, b):
+    young_s, old_s = sorted((a, b))
+    assert age_bucket(young_s) <= age_bucket(old_s)
+    assert bucket_end_s(young_s) <= bucket_end_s(old_s)
+
+
 def taught(classes, **options):
     hazards = ReuseHazards(**options)
     for cls, ages_s in classes.items():
@@ -118,6 +137,63 @@ def test_an_unseen_class_is_like_its_parent():
     hazards = taught({("paused", "x"): [2.0] * 50})
     assert hazards.hazard(("paused", "y"), 2.0) == hazards.hazard(("paused",), 2.0)
     assert hazards.hazard(("paused", "y", 3), 2.0) == hazards.hazard(("paused",), 2.0)
+
+
+def test_a_parent_knows_what_all_its_children_saw():
+    hazards = taught({("paused", "x", 1): [2.0] * 3, ("paused", "x", 2): [2.0], ("paused",): [2.0]})
+    bucket = age_bucket(2.0)
+    reads = {cls: table.reads[bucket] for cls, table in hazards._tables.items()}
+    assert reads == {
+        ("paused", "x", 1): 3.0,
+        ("paused", "x", 2): 1.0,
+        ("paused", "x"): 4.0,
+        ("paused",): 5.0,
+    }
+
+
+def test_a_child_leans_on_its_parent_and_that_on_its_own():
+    hazards = taught({("plain", "x"): [3.0] * 2, ("plain", "y"): [0.5] * 5}, strength=2.0)
+    bucket = age_bucket(3.0)
+    lower_s, width_s = AGE_EDGES_S[bucket], _WIDTHS_S[bucket]
+    risk_s = 2 * (3.0 - lower_s)
+    prior = 0.3 / (lower_s + 0.5 * width_s + 5.0)
+    kind = (2 + 0.2) / (risk_s + 0.2 / prior)
+    assert hazards.hazard(("plain",), 3.0) == pytest.approx(kind)
+    child = (2 + 2.0) / (risk_s + 2.0 / kind)
+    assert hazards.hazard(("plain", "x"), 3.0) == pytest.approx(child)
+    # Without evidence of its own the other child says what its parent says.
+    assert hazards.hazard(("plain", "y"), 3.0) == pytest.approx(kind)
+
+
+def test_a_part_that_was_read_counts_as_such():
+    whole, half = ReuseHazards(), ReuseHazards()
+    for _ in range(10):
+        whole.read(("paused",), 2.0, now_s=0.0)
+    for _ in range(20):
+        half.read(("paused",), 2.0, now_s=0.0, share=0.5)
+    for hazards in (whole, half):
+        hazards.refresh()
+    assert half.hazard(("paused",), 2.0) == pytest.approx(whole.hazard(("paused",), 2.0))
+
+
+def test_idle_time_is_parted_at_the_edges():
+    hazards = ReuseHazards()
+    hazards.at_risk(("paused", "x"), 0.05, 0.07, now_s=0.0)
+    hazards.at_risk(("paused", "x"), 0.0, 0.0625, now_s=0.0)
+    hazards.at_risk(("paused", "x"), 20_000.0, 30_000.0, now_s=0.0)
+    for cls in (("paused",), ("paused", "x")):
+        risk_s = hazards._tables[cls].risk_s
+        assert risk_s[:3] == pytest.approx([0.0125 + 0.0625, 0.0075, 0.0])
+        assert risk_s[-1] == 10_000.0
+
+
+def test_asking_makes_no_classes():
+    hazards = taught({("paused", "x"): [2.0]})
+    before = set(hazards._tables)
+    for number in range(100):
+        hazards.worth(("paused", "x", number), 1.0)
+        hazards.hazard(("paused", number), 1.0)
+    assert set(hazards._tables) == before
 
 
 def test_kinds_start_with_priors_of_their_own():
@@ -159,6 +235,23 @@ def test_evidence_halves_with_its_age():
     assert hazards.hazard(("paused",), 1.0) == pytest.approx(expected)
 
 
+def test_without_a_half_life_nothing_fades():
+    hazards = ReuseHazards()
+    for now_s in (0.0, 1e9):
+        hazards.read(("paused",), 1.0, now_s=now_s)
+    assert sum(hazards._tables["paused",].reads) == 2.0
+
+
+def test_the_least_recently_updated_class_goes_and_its_parent_stays():
+    hazards = ReuseHazards(max_classes=4)
+    for number in (1, 2, 3, 1, 4, 5):
+        hazards.read(("paused", number), 1.0, now_s=0.0)
+    assert set(hazards._tables) == {("paused",), ("paused", 1), ("paused", 4), ("paused", 5)}
+    hazards.refresh()
+    # A class that went is like its parent again.
+    assert hazards.hazard(("paused", 3), 1.0) == hazards.hazard(("paused",), 1.0)
+
+
 def test_classes_are_bounded():
     hazards = ReuseHazards(max_classes=50)
     for number in range(1000):
@@ -192,8 +285,11 @@ def best_stop(hazards, first):
     return best
 
 
+HAZARDS = st.lists(st.floats(1e-5, 50.0), min_size=len(AGE_EDGES_S), max_size=len(AGE_EDGES_S))
+
+
 @PROPERTY
-@given(st.lists(st.floats(1e-5, 50.0), min_size=len(AGE_EDGES_S), max_size=len(AGE_EDGES_S)))
+@given(HAZARDS)
 def test_worth_is_that_of_the_best_stop(hazards):
     worths = _gittins(hazards)
     for bucket in range(0, len(hazards), 7):
@@ -203,6 +299,36 @@ def test_worth_is_that_of_the_best_stop(hazards):
 def test_worth_is_the_hazard_where_that_falls():
     falling = [1.0 / (1 + number) for number in range(len(AGE_EDGES_S))]
     assert _gittins(falling) == pytest.approx(falling)
+
+
+@PROPERTY
+@given(HAZARDS)
+def test_worth_is_the_hazard_wherever_that_never_rises_again(hazards):
+    falling = sorted(hazards, reverse=True)
+    assert _gittins(falling) == pytest.approx(falling)
+    assert all(
+        worth >= hazard * (1.0 - 1e-9)
+        for worth, hazard in zip(_gittins(hazards), hazards, strict=True)
+    )
+
+
+@PROPERTY
+@given(HAZARDS)
+def test_worth_is_no_more_than_the_best_moment_ahead(hazards):
+    worths = _gittins(hazards)
+    for bucket in range(0, len(hazards), 5):
+        assert worths[bucket] <= max(hazards[bucket:]) * (1.0 + 1e-9)
+
+
+@PROPERTY
+@given(st.floats(0.0, 1e5), st.floats(0.0, 1.0))
+def test_nothing_changes_within_an_age_bucket(age_s, part):
+    hazards = taught({("paused",): [1.0, 3.0, 100.0, 100.0, 5000.0] * 10})
+    until_s = min(bucket_end_s(age_s), 2e5)
+    later_s = age_s + part * (math.nextafter(until_s, 0.0) - age_s)
+    if age_bucket(later_s) == age_bucket(age_s):  # Rounding may reach the edge.
+        assert hazards.worth(("paused",), later_s) == hazards.worth(("paused",), age_s)
+        assert hazards.hazard(("paused",), later_s) == hazards.hazard(("paused",), age_s)
 
 
 def test_worth_sees_a_return_that_is_about_to_come():

@@ -12,6 +12,8 @@ from gpu_backend.config import (
     policy_names,
 )
 from gpu_backend.kv_retention import OBSERVE
+from saga_cli.main import main
+from saga_cli.worker import choices
 from saga_core.errors import SettingsError
 from saga_core.policies import POLICIES
 from saga_core.settings import RetentionSettings
@@ -21,6 +23,14 @@ def test_every_policy_and_observing_can_be_named():
     assert policy_names() == sorted([*POLICIES, "vllm"])
     assert OBSERVE == "vllm"
     assert DEFAULT_POLICY in policy_names()
+
+
+def test_the_help_of_saga_worker_names_every_policy(capsys):
+    with pytest.raises(SystemExit):
+        main(["worker", "--help"])
+    words = "".join(capsys.readouterr().out.split())  # Lines break at hyphens.
+    assert f"{DEFAULT_POLICY}(default)" in words
+    assert all(name in words for name in choices())
 
 
 @pytest.mark.parametrize("name", policy_names())

@@ -129,6 +129,9 @@ def test_a_step_that_nobody_announced_ends_the_pause_before_it() -> None:
     told.index.record("a", [0, 1], now_s=0.0)
     told.index.record("a", [0, 2, 3], now_s=7.0)
     assert told.reads == [("paused", 7.0, 0.5, "a")]
+    told.index.resume("a", now_s=9.0)
+    told.index.record("a", [0, 2, 3, 4], now_s=20.0)  # Arrived, but nobody said that it started.
+    assert told.reads[1:] == [("paused", 2.0, 1.0, "a")]
 
 
 def test_running_and_preempted_requests_teach_nothing() -> None:
@@ -247,12 +250,24 @@ def test_what_a_notice_says_is_known_of_the_wait(pause: Pause, view: str | None)
     assert hint.cls == ("ended",)
 
 
-def test_a_notice_changes_the_place_at_once() -> None:
+@pytest.mark.parametrize("says_end", [True, False])
+def test_a_notice_changes_the_place_at_once(says_end: bool) -> None:
     told = Told()
     told.serve("a", [0], at_s=0.0)
     told.serve("b", [1], at_s=0.0)
-    told.index.end("b", now_s=0.0)
-    assert told.victims(1, 0.0) == [1]
+    if says_end:
+        told.index.end("b", now_s=0.0)
+    else:
+        told.index.pause("b", Pause(1.0, 9e3, "bash", pause_p50_s=3e3), now_s=0.0)
+    assert told.victims(2, 0.0) == [1, 0]
+
+
+def test_to_session_lru_what_a_session_leaves_is_as_recent_as_its_next_request() -> None:
+    told = Told("session-lru")
+    told.serve("a", [0, 1], at_s=0.0)
+    told.serve("b", [4], at_s=1.0)
+    told.serve("a", [0, 2], at_s=2.0)
+    assert told.victims(4, 3.0)[0] == 4
 
 
 def test_saga_keeps_the_kind_of_step_after_which_sessions_return() -> None:
