@@ -86,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
         default="saga",
         metavar="NAME",
         help="saga (default), prefix-lru, session-lru, wa-lru, wa-lru-ttl, thresholds, fixed-ttl, "
-        "steps-to-execution or gdsf; "
-        "vllm keeps vLLM's own order and only counts; off starts stock vLLM without the plugin",
+        "steps-to-execution or gdsf; vllm keeps vLLM's own order and only counts; "
+        "off starts stock vLLM without the plugin",
     )
 
     gateway = commands.add_parser("gateway", help="serve an OpenAI-compatible gateway over workers")

@@ -24,6 +24,7 @@ _USUAL_WINDOW = 256
 _MAX_ENDINGS = 512
 _COMMON_SHARE = 0.03
 _ENDED: ReuseClass = ("ended",)
+_ANNOUNCED: ReuseClass = ("announced",)
 _FORECAST_UNIT_S = 60.0
 
 
@@ -163,10 +164,12 @@ class PauseModel:
 
         For the hint before, this is as good as the read that it announces.
         """
-        if wait.hint is not None and not wait.is_over:
+        if wait.is_over or (wait.hint is not None and wait.hint.cls == _ANNOUNCED):
+            return
+        if wait.hint is not None:
             self._count(wait.hint, now_s)
             self._read(wait.hint, 1.0, now_s)
-        self._hint(wait, View(("announced",), now_s), now_s)
+        self._hint(wait, View(_ANNOUNCED, now_s), now_s)
 
     def ended(self, wait: Wait, *, now_s: float) -> None:
         """The session is said to be over."""
@@ -256,6 +259,8 @@ class PauseModel:
         count = min(count + 1, _USUAL_WINDOW)
         deviation = math.log(gap_s) - mean
         self._usual[usual] = (count, mean + deviation / count)
+        if len(self._usual) > _MAX_ENDINGS:
+            del self._usual[next(iter(self._usual))]
         habit.pauses += 1
         habit.residual += _HABIT_RATE * (deviation - habit.residual)
 

@@ -226,7 +226,8 @@ def test_evidence_halves_with_its_age():
     hazards.at_risk(("paused",), 0.0, 50.0, now_s=0.0)
     for _ in range(100):
         hazards.read(("paused",), 1.0, now_s=0.0)
-    hazards.read(("paused",), 1.0, now_s=200.0, share=0.0)
+    for now_s in (100.0, 200.0, 200.0):
+        hazards.read(("paused",), 1.0, now_s=now_s, share=0.0)
     hazards.refresh()
     bucket = age_bucket(1.0)
     width_s = _WIDTHS_S[bucket]
