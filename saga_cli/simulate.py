@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from saga_cli.output import writable
 from saga_core.errors import SagaError
 from saga_sim import report
 from saga_sim.kv_bytes import kv_bytes_per_token, read_config
@@ -73,7 +74,7 @@ def cache(options: CacheOptions) -> int:
     """
     _check_pairs(options)
     token_bytes = _token_bytes(options)
-    json_path = _writable("--json", options.json)
+    json_path = writable("--json", options.json)
     draw = _drawer(options.plot)
     # Checked before a long trace is read; the capacity needs the trace's block size.
     study_options(options, token_bytes, block_tokens=1)
@@ -201,17 +202,6 @@ def _hardware(options: CacheOptions, token_bytes: int | None) -> dict[str, Any]:
     }
 
 
-def _writable(option: str, path: str | None) -> Path | None:
-    """The file to write, refused now rather than after ten minutes."""
-    if path is None:
-        return None
-    try:
-        with open(path, "a", encoding="utf-8"):
-            return Path(path)
-    except OSError as error:
-        raise SagaError(f"{option} {path} cannot be written: {error.strerror}") from error
-
-
 def _drawer(path: str | None) -> Callable[[CacheStudy, list[report.Row]], None] | None:
     """What draws the figure; only a figure needs matplotlib."""
     if path is None:
@@ -219,7 +209,7 @@ def _drawer(path: str | None) -> Callable[[CacheStudy, list[report.Row]], None] 
     from saga_sim import plots
 
     plots.check_suffix(Path(path))
-    file = _writable("--plot", path)
+    file = writable("--plot", path)
     assert file is not None
     return lambda study, rows: plots.plot_totals(rows, study.trace.name, file)
 

@@ -26,6 +26,7 @@ from saga_cli.demo.workload import (
     Progress,
     run_workload,
 )
+from saga_cli.output import writable
 from saga_cli.processes import Service, free_port
 from saga_core.errors import SagaError
 from saga_core.policies import DEFAULT_POLICY
@@ -56,7 +57,7 @@ def run(options: DemoOptions) -> int:
     """
     if options.runs < 1:
         raise SagaError(f"--runs {options.runs}: there must be at least one")
-    json_path = _writable(options.json_path)
+    json_path = writable("--json", options.json_path)
     signal.signal(signal.SIGTERM, _stop)  # So that a half-made model folder is taken away.
     _quieten()
     view = report.LiveView()
@@ -229,14 +230,3 @@ def _quieten() -> None:
     """Keep libraries from drawing over the view; the model is local, nothing is to be fetched."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-
-
-def _writable(path: str | None) -> Path | None:
-    """The file to write, refused now rather than after ten minutes."""
-    if path is None:
-        return None
-    try:
-        with open(path, "a", encoding="utf-8"):
-            return Path(path)
-    except OSError as error:
-        raise SagaError(f"--json {path} cannot be written: {error.strerror}") from error
