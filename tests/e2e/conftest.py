@@ -45,7 +45,7 @@ def _worker(policy: str, model: Path, folder: Path) -> Service:
 @pytest.fixture(scope="session")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
     """Stock vLLM without the plugin ("off"), and the plugin with its default policy."""
-    from tests.worker.model_free import write_tiny_model
+    from gpu_backend.model_free import write_tiny_model
 
     model = write_tiny_model(tmp_path_factory.mktemp("tiny-llama"))
     folder = tmp_path_factory.mktemp("engine-logs")

@@ -16,21 +16,21 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.worker.model_free import write_tiny_model
+    from gpu_backend.model_free import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="session")
 def engine_config(tiny_model: Path) -> Any:
-    from tests.worker.model_free import make_config
+    from gpu_backend.model_free import make_config
 
     return make_config(tiny_model)
 
 
 @pytest.fixture
 def make_engine(engine_config: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    from tests.worker.model_free import Engine
+    from gpu_backend.model_free import Engine
 
     def make(num_blocks: int, policy: str | None = "wa-lru-ttl", **options: Any) -> Engine:
         if policy is not None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gpu_backend.model_free import BLOCK_TOKENS, TOKEN, Engine, load_counters
 from saga_core.policies import POLICIES
-from tests.worker.model_free import BLOCK_TOKENS, TOKEN, Engine, load_counters
 
 MakeEngine = Callable[..., Engine]
 NUM_BLOCKS = 120

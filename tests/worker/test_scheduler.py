@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_backend.model_free import BLOCK_TOKENS, TOKEN, Engine, load_counters
 from saga_core.errors import NoticeError
 from saga_sim.oracle import InfiniteCache
-from tests.worker.model_free import BLOCK_TOKENS, TOKEN, Engine, load_counters
 
 MakeEngine = Callable[..., Engine]
 

@@ -49,7 +49,7 @@ def write_tiny_model(folder: Path) -> Path:
     vocabulary = {f"<{number}>": number for number in range(1024)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<0>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token="<1>",
         eos_token="<2>",
@@ -144,7 +144,7 @@ class Engine:
 
     def step(self) -> SchedulerOutput:
         """One engine step: schedule, "run", update."""
-        output = self.scheduler.schedule()
+        output: SchedulerOutput = self.scheduler.schedule()
         ids = list(output.num_scheduled_tokens)
         sampled = []
         for request_id in ids:
