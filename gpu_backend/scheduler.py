@@ -20,6 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from gpu_backend import block_pool
 from gpu_backend.config import WorkerConfig
+from gpu_backend.host_tier import Key
 from gpu_backend.kv_retention import KVRetention
 from saga_core.notices import decode_notices
 from saga_core.pauses import Step
@@ -33,6 +34,7 @@ class SagaSchedulerMixin:
 
     saga: KVRetention | None = None
     kv_cache_manager: Any
+    connector: Any
     sched_step_seq: int
     processed_step_seq: int
     _request_blocks_can_be_freed: Callable[[Request], bool]
@@ -93,6 +95,7 @@ class SagaSchedulerMixin:
         if not self._saga_counts_regret:
             logger.warning("SAGA counts no regret: the blocks are not those that vLLM hashes")
         block_pool.attach(pool, saga)
+        self._saga_attach_host(saga)
         manager.allocate_slots = functools.partial(self._saga_allocate, manager.allocate_slots)
         self.saga = saga
         logger.info(
@@ -101,6 +104,15 @@ class SagaSchedulerMixin:
             saga.num_blocks,
             saga.block_tokens,
         )
+
+    def _saga_attach_host(self, saga: KVRetention) -> None:
+        if self.connector is None:
+            return
+        from gpu_backend.offload import attach_host_tier
+
+        if attach_host_tier(self.connector, saga):
+            assert saga.host is not None
+            logger.info("SAGA keeps %d evicted blocks in host memory", saga.host.num_blocks)
 
     def _saga_guard(self, act: Callable[[KVRetention], _T], otherwise: _T) -> _T:
         if self.saga is None or self.saga.off_reason is not None:
@@ -122,7 +134,8 @@ class SagaSchedulerMixin:
         if request.status == RequestStatus.RUNNING or request.num_computed_tokens:
             return allocate(request, *args, **kwargs)
         local = kwargs.get("num_new_computed_tokens", 0)
-        cached_tokens = local + kwargs.get("num_external_computed_tokens", 0)
+        host_tokens = kwargs.get("num_external_computed_tokens", 0)
+        cached_tokens = local + host_tokens
         lost_blocks = self._saga_guard(
             lambda saga: self._saga_lost_blocks(saga, request, cached_tokens), None
         )
@@ -133,6 +146,7 @@ class SagaSchedulerMixin:
                     session_id=request.session_id,
                     prompt_tokens=request.num_tokens,
                     cached_tokens=cached_tokens,
+                    host_tokens=host_tokens,
                     lost_blocks=lost_blocks,
                     preempted=request.num_preemptions > 0,
                 ),
@@ -158,6 +172,14 @@ class SagaSchedulerMixin:
         )
         return saga.ghosts.count_lost(hashes, lambda h: cache.get_one_block(h) is not None)
 
+    def _saga_keys(self, saga: KVRetention, request: Request) -> list[Key]:
+        """Keys of the full blocks that the request has computed; only for a host tier."""
+        if saga.host is None:
+            return []
+        full = request.num_computed_tokens // saga.block_tokens
+        hashes = itertools.islice(request.block_hashes, full)
+        return [make_block_hash_with_group_id(block_hash, 0) for block_hash in hashes]
+
     def _saga_release(self, saga: KVRetention, request: Request) -> None:
         """Record what the request leaves behind, when vLLM gives the blocks back.
 
@@ -180,6 +202,7 @@ class SagaSchedulerMixin:
             blocks=blocks,
             preempted=not request.is_finished(),
             step=_step(request),
+            keys=self._saga_keys(saga, request),
         )
         if self._request_blocks_can_be_freed(request):
             release(saga)
@@ -188,9 +211,14 @@ class SagaSchedulerMixin:
 
 
 def _released(
-    saga: KVRetention, session_id: str | None, blocks: list[int], preempted: bool, step: Step
+    saga: KVRetention,
+    session_id: str | None,
+    blocks: list[int],
+    preempted: bool,
+    step: Step,
+    keys: list[Key],
 ) -> None:
-    saga.released(session_id, blocks, preempted=preempted, step=step)
+    saga.released(session_id, blocks, preempted=preempted, step=step, keys=keys)
 
 
 def _step(request: Request) -> Step:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gpu_backend.held_blocks import BlockHolders, Held
 from saga_core.pauses import PauseModel, Step, View, Wait
 from saga_core.policies import make_policy
-from saga_core.retention import EvictionOrder, Run, RunState
+from saga_core.retention import EvictionOrder, RetentionPolicy, Run, RunState
 from saga_core.settings import RetentionSettings
 from saga_core.types import Pause
 
@@ -44,6 +44,11 @@ class SessionIndex:
         policy_name: the policy that orders idle runs.
         settings: bounds and constants.
 
+    Attributes:
+        on_victim: told of each block chosen to be given up, with who held it (session id, or the
+            run's number where no session waits for it) and its run.
+        on_ranked: told of each session whose run is ranked anew, with that run.
+
     Raises:
         SettingsError: there is no such policy.
     """
@@ -51,6 +56,8 @@ class SessionIndex:
     num_blocks: int
     policy_name: str
     settings: RetentionSettings
+    on_victim: Callable[[int, str | int, Run], None] | None = None
+    on_ranked: Callable[[str, Run], None] | None = None
     _model: PauseModel = field(init=False)
     _order: EvictionOrder = field(init=False)
     _holders: BlockHolders = field(init=False)
@@ -195,7 +202,7 @@ class SessionIndex:
         self._holders.clear()
         self._sessions.clear()
         self._held.clear()
-        self._order = EvictionOrder(make_policy(self.policy_name, self.settings, self._model))
+        self._order = EvictionOrder(self.make_policy())
 
     # Decisions
 
@@ -211,17 +218,30 @@ class SessionIndex:
         """
         chosen: list[int] = []
         while len(chosen) < count:
-            run_id = self._order.first(now_s=now_s, pressure=self._pressure())
+            run_id = self._order.first(now_s=now_s, pressure=self.pressure())
             if run_id is None:
                 break
-            held = self._held[run_id]
+            held, first = self._held[run_id], len(chosen)
             while held.blocks and len(chosen) < count:
                 block = self._holders.pop(held)
                 if block is not None and is_idle(block):
                     chosen.append(block)
+            if self.on_victim is not None:
+                holder = run_id if held.session_id is None else held.session_id
+                run = self._order.run(run_id)
+                for block in chosen[first:]:
+                    self.on_victim(block, holder, run)
             if not held.blocks or (held.session_id is None and held.live == 0):
                 self._drop(held, now_s)
         return chosen
+
+    def pressure(self) -> float:
+        """Share of the pool that sessions hold, 0 to 1."""
+        return self._holders.session_blocks / self.num_blocks
+
+    def make_policy(self) -> RetentionPolicy:
+        """The policy of this index once more, with the same evidence, for another tier."""
+        return make_policy(self.policy_name, self.settings, self._model)
 
     def counts(self) -> IndexCounts:
         """Sizes, for statistics."""
@@ -395,9 +415,6 @@ class SessionIndex:
         held.state, held.pause = state, pause
         self._rank(held, now_s)
 
-    def _pressure(self) -> float:
-        return self._holders.session_blocks / self.num_blocks
-
     def _rank(self, held: Held, now_s: float) -> None:
         p_reuse = pause_p95_s = 0.0
         if held.pause is not None:
@@ -416,7 +433,9 @@ class SessionIndex:
             wait=held.wait,
         )
         self._held[held.run_id] = held
-        self._order.put(run, now_s=now_s, pressure=self._pressure())
+        self._order.put(run, now_s=now_s, pressure=self.pressure())
+        if self.on_ranked is not None and held.session_id is not None:
+            self.on_ranked(held.session_id, run)
 
     def _drop(self, held: Held, now_s: float) -> None:
         """Forget a run that holds no blocks. A session stays known, so that its facts survive."""

@@ -119,15 +119,26 @@ class EvictionOrder:
 
     def first(self, *, now_s: float, pressure: float) -> int | None:
         """Id of the run that loses blocks first at ``now_s``; None when there is none."""
+        key = self.peek(now_s=now_s, pressure=pressure)
+        if key is None:
+            return None
+        self._policy.gave_up(key)
+        return key.run_id
+
+    def peek(self, *, now_s: float, pressure: float) -> EvictionKey | None:
+        """Key of the run that would lose blocks first; nothing is given up by asking."""
         self._review(now_s, pressure)
         while self._by_key:
             key = self._by_key[0]
             entry = self._runs.get(key.run_id)
             if entry is not None and entry[1] == key:
-                self._policy.gave_up(key)
-                return key.run_id
+                return key
             heapq.heappop(self._by_key)
         return None
+
+    def run(self, run_id: int) -> Run:
+        """The run of that id, as it was ranked last."""
+        return self._runs[run_id][0]
 
     def _review(self, now_s: float, pressure: float) -> None:
         while self._by_review and self._by_review[0][0] <= now_s:
