@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.saga")
 
+# Victims chosen ahead of need: a thousandth of the pool, so that what is kept hardly changes.
+_BLOCKS_PER_AHEAD = 1000
+_MAX_AHEAD = 32
+
 
 class SagaBlockPool(BlockPool):
     """A stock pool turned into this class by :func:`attach`; it adds one attribute."""
@@ -29,18 +33,27 @@ class SagaBlockPool(BlockPool):
                 self._move_victims_to_front(num_blocks)
             except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
                 detach(self, "choosing victims failed")
-        return BlockPool.get_new_blocks(self, num_blocks)  # Not super(): detach changes the class.
+        # Not super(): detach changes the class.
+        blocks = BlockPool.get_new_blocks(self, num_blocks)
+        self.saga.leaving.clear()
+        return blocks
 
     def _move_victims_to_front(self, num_blocks: int) -> None:
         index = self.saga.index
         assert index is not None
-        wanted = num_blocks - self._count_unheld_at_front(num_blocks)
+        wanted = num_blocks - self.count_unheld_at_front(num_blocks)
         if wanted == 0:
             return
+        if index.on_victim is None:
+            # One decision then serves many steps. A host tier asks who held a block as it goes.
+            wanted += min(_MAX_AHEAD, self.num_gpu_blocks // _BLOCKS_PER_AHEAD)
         blocks = self.blocks
-        chosen = index.victims(
-            wanted, now_s=self.saga.clock(), is_idle=lambda block: _is_evictable(blocks[block])
-        )
+
+        def is_idle(block_id: int) -> bool:
+            block = blocks[block_id]
+            return block.ref_cnt == 0 and block.block_hash is not None and not block.is_null
+
+        chosen = index.victims(wanted, now_s=self.saga.clock(), is_idle=is_idle)
         moved: list[KVCacheBlock] = []
         try:
             for block_id in chosen:
@@ -50,7 +63,7 @@ class SagaBlockPool(BlockPool):
             self.free_block_queue.prepend_n(moved)
         self.saga.counters.chosen_blocks += len(moved)
 
-    def _count_unheld_at_front(self, limit: int) -> int:
+    def count_unheld_at_front(self, limit: int) -> int:
         """Blocks at the queue's front that no run holds: empty ones, and cached ones of nobody."""
         index = self.saga.index
         assert index is not None
@@ -121,7 +134,3 @@ def detach(pool: BlockPool, reason: str) -> None:
         pool.saga.off_reason = reason
         pool.__class__ = BlockPool  # type: ignore[assignment]
     logger.exception("SAGA is off, vLLM goes on as stock: %s", reason)
-
-
-def _is_evictable(block: KVCacheBlock) -> bool:
-    return block.ref_cnt == 0 and not block.is_null and block.block_hash is not None

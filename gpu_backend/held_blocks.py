@@ -1,14 +1,14 @@
 """Which runs hold which KV blocks.
 
 A block belongs to every session whose last request contained it, its *claims*, and to at most one
-run that no session waits for, the latest, its *owner*. A block that loses its content gets a new
-generation, so entries of older ones are known to be stale wherever they stand.
+run that no session waits for, the latest, its *owner*. Losses of content are numbered: an entry
+of a run is stale, wherever it stands, when its block was lost after the run was recorded.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from saga_core.pauses import Wait
@@ -20,9 +20,10 @@ _SLACK = 16
 
 @dataclass(slots=True)
 class Held:
-    """A run: blocks in chain order, each with the generation that it had when recorded.
+    """A run: blocks in chain order.
 
     Attributes:
+        recorded_at: number of the pool's latest loss when the blocks were recorded.
         kind: "paused" for a session's; else "plain", "superseded" or "shared".
         wait: what has been learned of such waits; a session's goes on when the blocks are gone.
         idle_since_s: when it came to wait for what it waits for now.
@@ -39,7 +40,7 @@ class Held:
     session_id: str | None
     kind: str
     blocks: array[int]
-    generations: array[int]
+    recorded_at: int
     last_used_s: float
     wait: Wait
     idle_since_s: float
@@ -52,10 +53,6 @@ class Held:
     live: int = 0
     is_branch: bool = False
 
-    def entries(self) -> Iterator[tuple[int, int]]:
-        """Blocks with their generations, in chain order."""
-        return zip(self.blocks, self.generations, strict=True)
-
 
 class BlockHolders:
     """Claims and owner of every block of the pool. Each call is linear in the blocks it is about.
@@ -66,19 +63,21 @@ class BlockHolders:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._claims = [0] * num_blocks
-        self._generation = [0] * num_blocks
+        self._claims = array("I", bytes(4 * num_blocks))
+        self._lost_at = array("Q", bytes(8 * num_blocks))
+        self._losses = 0
         self._owner: dict[int, Held] = {}
         self.session_blocks = 0
         self.session_entries = 0
 
-    def entries(self, blocks: Sequence[int]) -> tuple[array[int], array[int]]:
-        """The blocks and the generations that they have now."""
-        return array("I", blocks), array("I", (self._generation[block] for block in blocks))
+    def entries(self, blocks: Sequence[int]) -> tuple[array[int], int]:
+        """The blocks as a run records them, and the number of the latest loss."""
+        return array("I", blocks), self._losses
 
     def live(self, held: Held) -> list[int]:
         """Blocks of the run that have not lost their content since it was recorded."""
-        return [block for block, generation in held.entries() if self._is(block, generation)]
+        lost_at, recorded_at = self._lost_at, held.recorded_at
+        return [block for block in held.blocks if lost_at[block] <= recorded_at]
 
     def is_held(self, block: int) -> bool:
         """Whether any run holds the block."""
@@ -92,20 +91,30 @@ class BlockHolders:
         """The run of no session that holds the block."""
         return self._owner.get(block)
 
+    def owned(self, blocks: Iterable[int]) -> list[tuple[int, Held]]:
+        """Those of the blocks that a run of no session holds, each with that run."""
+        owner = self._owner
+        return [(block, owner[block]) for block in blocks if block in owner]
+
     def claim(self, held: Held) -> None:
         """A session's run holds its blocks from now on."""
         self.session_entries += len(held.blocks)
+        claims = self._claims
         for block in held.blocks:
-            self._claims[block] += 1
-            self.session_blocks += self._claims[block] == 1
+            claims[block] += 1
+            if claims[block] == 1:
+                self.session_blocks += 1
 
     def unclaim(self, held: Held) -> list[int]:
         """A session's run gives up all that it has; returns what has not lost its content."""
         blocks = self.live(held)
         self.session_entries -= len(held.blocks)
+        claims = self._claims
         for block in blocks:
-            self._unclaim(block)
-        held.blocks, held.generations = array("I"), array("I")
+            claims[block] -= 1
+            if not claims[block]:
+                self.session_blocks -= 1
+        held.blocks = array("I")
         return blocks
 
     def own(self, held: Held) -> list[Held]:
@@ -126,37 +135,46 @@ class BlockHolders:
 
     def lose(self, block: int) -> Held | None:
         """The block lost its content; returns its owner when that has none left by this."""
-        self._generation[block] += 1
+        self._losses += 1
+        self._lost_at[block] = self._losses
         if self._claims[block]:
             self._claims[block] = 0
             self.session_blocks -= 1
-        return self.disown(block)
+        return self.disown(block) if block in self._owner else None
 
-    def pop(self, held: Held) -> int | None:
-        """Take the last block from the run; None when it is stale or somebody else holds it."""
-        block, generation = held.blocks.pop(), held.generations.pop()
-        self.session_entries -= held.session_id is not None
-        if not self._is(block, generation):
-            return None
-        if held.session_id is not None:
-            self._unclaim(block)
-        elif self._owner.get(block) is held:
-            del self._owner[block]
-            self._lost_one(held)
-        else:
-            return None
-        return None if self.is_held(block) else block
+    def take(self, held: Held, count: int) -> list[int]:
+        """Take blocks off the run's end, until ``count`` of them are held by nobody any more.
+
+        Stale ones and those that somebody else holds are let go of on the way.
+        """
+        if held.session_id is None:
+            return self._take_owned(held, count)
+        taken: list[int] = []
+        blocks, recorded_at = held.blocks, held.recorded_at
+        claims, lost_at, owner = self._claims, self._lost_at, self._owner
+        while blocks and len(taken) < count:
+            block = blocks.pop()
+            self.session_entries -= 1
+            if lost_at[block] > recorded_at:
+                continue
+            claims[block] -= 1
+            if not claims[block]:
+                self.session_blocks -= 1
+                if block not in owner:
+                    taken.append(block)
+        return taken
 
     def clear(self) -> None:
         """Every block lost its content."""
-        self._generation = [generation + 1 for generation in self._generation]
-        self._claims = [0] * len(self._claims)
+        self._losses += 1
+        self._lost_at = array("Q", [self._losses]) * len(self._lost_at)
+        self._claims = array("I", bytes(4 * len(self._claims)))
         self._owner.clear()
         self.session_blocks = self.session_entries = 0
 
     def check_integrity(self, sessions: Iterable[Held], owners: Iterable[Held]) -> None:
         """Recompute every count from the runs; raises AssertionError on the first difference."""
-        claims, entries = [0] * len(self._claims), 0
+        claims, entries = array("I", bytes(4 * len(self._claims))), 0
         for held in sessions:
             assert held.live == 0
             entries += len(held.blocks)
@@ -174,12 +192,16 @@ class BlockHolders:
             owned += held.live
         assert owned == len(self._owner)
 
-    def _is(self, block: int, generation: int) -> bool:
-        return self._generation[block] == generation
-
-    def _unclaim(self, block: int) -> None:
-        self._claims[block] -= 1
-        self.session_blocks -= self._claims[block] == 0
+    def _take_owned(self, held: Held, count: int) -> list[int]:
+        taken: list[int] = []
+        while held.blocks and len(taken) < count:
+            block = held.blocks.pop()
+            if self._lost_at[block] <= held.recorded_at and self._owner.get(block) is held:
+                del self._owner[block]
+                self._lost_one(held)
+                if not self._claims[block]:
+                    taken.append(block)
+        return taken
 
     def _lost_one(self, held: Held) -> None:
         """An owner has one block less; entries that others took over are not to pile up."""
@@ -187,4 +209,4 @@ class BlockHolders:
         if len(held.blocks) <= 2 * held.live + _SLACK:
             return
         blocks = [block for block in self.live(held) if self._owner.get(block) is held]
-        held.blocks, held.generations = self.entries(blocks)
+        held.blocks = array("I", blocks)

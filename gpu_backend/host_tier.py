@@ -56,6 +56,11 @@ class HostTier:
     def __contains__(self, key: Key) -> bool:
         return key in self._owner
 
+    def held_by(self, holder: Holder) -> int:
+        """Blocks that only this tier holds for the session, or the run."""
+        held = self._held.get(holder)
+        return 0 if held is None else len(held.keys)
+
     # What is held
 
     def admits(self, run: Run, *, now_s: float, pressure: float) -> bool:

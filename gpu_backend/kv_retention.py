@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from gpu_backend.host_tier import Holder, HostTier, Key
+from gpu_backend.prefetch import Prefetcher
 from gpu_backend.regret import GhostBlocks
 from gpu_backend.session_index import SessionIndex
+from gpu_backend.shadow import STOCK_ORDER, ShadowCache
 from saga_core.notices import EndNotice, Notice, PauseNotice
 from saga_core.pauses import Step
 from saga_core.retention import Run
 from saga_core.settings import RetentionSettings
 
-OBSERVE = "vllm"
-"""The policy name that leaves vLLM's own eviction order and only counts."""
+_MIN_PREFILL_TOKENS = 64
+_PREFILL_DECAY = 0.99
 
 
 @dataclass(slots=True)
@@ -52,11 +54,31 @@ class Counters:
 
 
 @dataclass(slots=True)
+class PrefillRate:
+    """Prompt tokens that the engine computes per second, over about the last 100 steps that had
+    a good number of them."""
+
+    _tokens: float = 0.0
+    _seconds: float = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """One step computed so many prompt tokens in so many seconds."""
+        if tokens >= _MIN_PREFILL_TOKENS and seconds > 0.0:
+            self._tokens = _PREFILL_DECAY * self._tokens + tokens
+            self._seconds = _PREFILL_DECAY * self._seconds + seconds
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The rate; None before there is one."""
+        return self._tokens / self._seconds if self._seconds else None
+
+
+@dataclass(slots=True)
 class KVRetention:
     """What one engine retains, and what that cost and saved.
 
     Args:
-        policy_name: a policy of ``saga_core.policies``, or ``OBSERVE``.
+        policy_name: a policy of ``saga_core.policies``, or ``STOCK_ORDER``.
         num_blocks: size of the KV pool.
         block_tokens: tokens per block.
         settings: bounds and constants.
@@ -75,24 +97,32 @@ class KVRetention:
     counters: Counters = field(init=False, default_factory=Counters)
     off_reason: str | None = field(init=False, default=None)
     host: HostTier | None = field(init=False, default=None)
+    prefetcher: Prefetcher | None = field(init=False, default=None)
+    shadow: ShadowCache | None = field(init=False, default=None)
+    prefill_rate: PrefillRate = field(init=False, default_factory=PrefillRate)
     _copy: Callable[[Key, int], None] = field(init=False)
+    _loaded: Callable[[], tuple[int, float]] = field(init=False)
     # Blocks that the policy has just chosen, with who held them, until they are evicted.
-    _victims: dict[int, tuple[Holder, Run]] = field(init=False, default_factory=dict)
+    leaving: dict[int, tuple[Holder, Run]] = field(init=False, default_factory=dict)
     _pinned_blocks: int = field(init=False, default=0)
     _pins_counted_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.ghosts = GhostBlocks(self.settings.max_ghost_blocks)
         self.index = None
-        if self.policy_name != OBSERVE:
+        if self.policy_name != STOCK_ORDER:
             self.index = SessionIndex(self.num_blocks, self.policy_name, self.settings)
 
     # Events of the scheduler
 
     def arrived(self, session_id: str | None) -> None:
         """A request has been queued."""
+        if self.shadow is not None:
+            self.shadow.arrived(session_id, self.clock())
         if self.index is not None and session_id is not None:
             self.index.resume(session_id, now_s=self.clock())
+            if self.prefetcher is not None:
+                self.prefetcher.resumed(session_id)
 
     def admitted(
         self,
@@ -116,6 +146,9 @@ class KVRetention:
                 if lost_blocks is not None:
                     known_blocks = cached_tokens // self.block_tokens + lost_blocks
                 self.index.started(session_id, now_s=now_s, known_blocks=known_blocks)
+                if self.prefetcher is not None:
+                    local_blocks = (cached_tokens - host_tokens) // self.block_tokens
+                    self.prefetcher.admitted(session_id, local_blocks)
         c = self.counters
         computed = prompt_tokens - cached_tokens
         if preempted:
@@ -159,18 +192,37 @@ class KVRetention:
     def reset(self) -> None:
         """The prefix cache was reset."""
         self.ghosts.clear()
+        if self.prefetcher is not None:
+            self.prefetcher.clear()
+        if self.shadow is not None:
+            self.shadow.clear()
         if self.index is not None:
             self.index.clear()
             self._count_pins(self.index, self.clock())
 
     # Host tier
 
-    def attach_host(self, host: HostTier, copy: Callable[[Key, int], None]) -> None:
-        """Keep in ``host`` what is evicted; ``copy`` saves a block's content before it goes."""
+    def attach_host(
+        self,
+        host: HostTier,
+        *,
+        copy: Callable[[Key, int], None],
+        loaded: Callable[[], tuple[int, float]],
+    ) -> None:
+        """Keep in ``host`` what is evicted.
+
+        ``copy`` saves a block's content before it goes; ``loaded`` tells how many blocks have been
+        loaded back and the seconds that took.
+        """
         assert self.index is not None
-        self.host, self._copy = host, copy
-        self.index.on_victim = self._leaving
+        self.host, self._copy, self._loaded = host, copy, loaded
+        self.index.on_victim = self._chosen
         self.index.on_ranked = self._ranked
+
+    def load_tokens_per_s(self) -> float | None:
+        """Measured rate of loads from the host tier; None before the first."""
+        blocks, seconds = (0, 0.0) if self.host is None else self._loaded()
+        return blocks * self.block_tokens / seconds if seconds else None
 
     def choose_host_victims(
         self, count: int, is_evictable: Callable[[Key], bool]
@@ -181,8 +233,8 @@ class KVRetention:
         pressure = self.index.pressure()
         return self.host.evict(count, is_evictable, now_s=self.clock(), pressure=pressure)
 
-    def _leaving(self, block: int, holder: Holder, run: Run) -> None:
-        self._victims[block] = (holder, run)
+    def _chosen(self, block: int, holder: Holder, run: Run) -> None:
+        self.leaving[block] = (holder, run)
 
     def _ranked(self, session_id: str, run: Run) -> None:
         assert self.index is not None
@@ -190,7 +242,7 @@ class KVRetention:
         self.host.ranked(session_id, run, now_s=self.clock(), pressure=self.index.pressure())
 
     def _demote(self, block: int, key: Key) -> None:
-        victim = self._victims.pop(block, None)
+        victim = self.leaving.pop(block, None)
         if self.host is None or self.index is None or victim is None:
             return
         holder, run = victim
@@ -209,9 +261,13 @@ class KVRetention:
             self.counters.notices += 1
             if self.index is not None and not self._take(self.index, notice, now_s):
                 self.counters.unknown_sessions += 1
+            if self.prefetcher is not None:
+                _tell(self.prefetcher, notice, now_s)
+            if self.shadow is not None:
+                _tell_shadow(self.shadow, notice, now_s)
 
-    def state(self) -> dict[str, object]:
-        """A snapshot for ``GET /saga/v1/state``."""
+    def state(self, *, num_sessions: int = 0) -> dict[str, object]:
+        """A snapshot for ``GET /saga/v1/state``, with the ``num_sessions`` largest sessions."""
         held: dict[str, int] = {}
         if self.index is not None:
             self._count_pins(self.index, self.clock())
@@ -226,7 +282,35 @@ class KVRetention:
             "ghost_blocks": len(self.ghosts),
             "held": held,
             "counters": asdict(self.counters),
+            "prefill_tokens_per_s": self.prefill_rate.tokens_per_s,
+            **self._optional_state(num_sessions),
         }
+
+    def _optional_state(self, num_sessions: int) -> dict[str, object]:
+        state: dict[str, object] = {}
+        if self.host is not None:
+            state["host"] = {
+                "num_blocks": self.host.num_blocks,
+                "held_blocks": len(self.host),
+                "refused_blocks": self.host.refused_blocks,
+                "load_tokens_per_s": self.load_tokens_per_s(),
+            }
+        if self.prefetcher is not None:
+            state["prefetch"] = asdict(self.prefetcher.counts)
+        if self.shadow is not None:
+            state["shadow"] = self.shadow.state()
+        if self.index is not None and num_sessions:
+            state["sessions"] = [
+                {
+                    "session_id": session_id,
+                    "gpu_tokens": blocks * self.block_tokens,
+                    "host_tokens": self.host.held_by(session_id) * self.block_tokens
+                    if self.host is not None
+                    else 0,
+                }
+                for session_id, blocks in self.index.largest(num_sessions)
+            ]
+        return state
 
     def _count_pins(self, index: SessionIndex, now_s: float) -> None:
         """Add what sessions have held since the last call, and see what they hold now."""
@@ -240,3 +324,20 @@ class KVRetention:
         if isinstance(notice, EndNotice):
             return index.end(notice.session_id, now_s=now_s)
         return index.expect(notice.session_id, now_s=now_s)
+
+
+def _tell(prefetcher: Prefetcher, notice: Notice, now_s: float) -> None:
+    if isinstance(notice, EndNotice):
+        prefetcher.ended(notice.session_id)
+    else:
+        resume_s = None if isinstance(notice, PauseNotice) else now_s + notice.in_s
+        prefetcher.expected(notice.session_id, resume_s, now_s=now_s)
+
+
+def _tell_shadow(shadow: ShadowCache, notice: Notice, now_s: float) -> None:
+    if isinstance(notice, PauseNotice):
+        shadow.pause(notice.session_id, notice.pause, now_s)
+    elif isinstance(notice, EndNotice):
+        shadow.end(notice.session_id, now_s)
+    else:
+        shadow.expect(notice.session_id, now_s)

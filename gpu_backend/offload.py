@@ -8,7 +8,10 @@ twice. On CUDA the copies are vLLM's; on the CPU platform they are plain memory 
 
 from __future__ import annotations
 
+import itertools
+import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import torch
@@ -40,6 +43,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from gpu_backend.host_tier import HostTier, Key
 from gpu_backend.kv_retention import KVRetention
 
+logger = logging.getLogger("vllm.saga")
 _DEMOTION = "saga-demotion"
 
 
@@ -47,15 +51,16 @@ class SagaCachePolicy(CachePolicy):
     """Chunks of host memory by key; which of them goes is the :class:`HostTier`'s decision.
 
     Attributes:
-        choose: gives up so many evictable keys, or none; until a tier is attached there are none.
+        choose: gives up so many evictable keys, or none; until a tier is attached the least
+            recently used go.
         on_clear: told when everything goes.
     """
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
-        self.chunks: dict[OffloadKey, ChunkStatus] = {}
-        self.choose: Callable[[int, Callable[[Key], bool]], list[Key] | None] = _choose_none
-        self.on_clear: Callable[[], None] = _do_nothing
+        self.chunks: OrderedDict[OffloadKey, ChunkStatus] = OrderedDict()
+        self.choose: Callable[[int, Callable[[Key], bool]], list[Key] | None] = self._choose_oldest
+        self.on_clear: Callable[[], None] | None = None
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
         return self.chunks.get(key)
@@ -67,7 +72,9 @@ class SagaCachePolicy(CachePolicy):
         del self.chunks[key]
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        """Uses are told to the host tier by the scheduler, with their session."""
+        for key in reversed(list(keys)):
+            if key in self.chunks:
+                self.chunks.move_to_end(key)
 
     def evict(
         self, n: int, protected: set[OffloadKey]
@@ -83,16 +90,12 @@ class SagaCachePolicy(CachePolicy):
 
     def clear(self) -> None:
         self.chunks.clear()
-        self.on_clear()
+        if self.on_clear is not None:
+            self.on_clear()
 
-
-def _choose_none(count: int, is_evictable: Callable[[Key], bool]) -> list[Key] | None:
-    del count, is_evictable
-    return None
-
-
-def _do_nothing() -> None:
-    pass
+    def _choose_oldest(self, count: int, is_evictable: Callable[[Key], bool]) -> list[Key] | None:
+        chosen: list[Key] = list(itertools.islice(filter(is_evictable, self.chunks), count))
+        return chosen if len(chosen) == count else None
 
 
 class DemotingScheduler(OffloadingConnectorScheduler):
@@ -102,12 +105,12 @@ class DemotingScheduler(OffloadingConnectorScheduler):
         demoted: keys of blocks that lose their content in this step, with the GPU block.
         on_refused: told the key of a block that found no room in the host tier after all.
         demotions: by job, its keys and how many workers still copy.
-        load_bytes, load_s: loaded so far, and the time that the copies took, in all workers.
+        loaded_blocks, load_s: loaded so far, and the seconds that a worker's copies took.
     """
 
     demoted: dict[OffloadKey, int]
     on_refused: Callable[[Key], None]
-    load_bytes: int
+    loaded_blocks: int
     load_s: float
     demotions: dict[int, tuple[list[OffloadKey], int]]
 
@@ -133,8 +136,10 @@ class DemotingScheduler(OffloadingConnectorScheduler):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, OffloadingWorkerMetadata):
-            load = meta.transfer_stats.load
-            self.load_bytes, self.load_s = self.load_bytes + load.bytes, self.load_s + load.time
+            self.load_s += meta.transfer_stats.load.time / self.config.num_workers
+            for job_id in meta.completed_jobs.keys() & self._jobs.keys():
+                if self._jobs[job_id].pending_count == meta.completed_jobs[job_id]:
+                    self.loaded_blocks += len(self._jobs[job_id].keys)
             for job_id in [job for job in meta.completed_jobs if job in self.demotions]:
                 keys, pending = self.demotions.pop(job_id)
                 pending -= meta.completed_jobs.pop(job_id)
@@ -159,11 +164,7 @@ class SagaOffloadingConnector(OffloadingConnector):
 
 
 def attach_host_tier(connector: object, saga: KVRetention) -> bool:
-    """Let the retention decide what host memory holds. False: there is none, or it is vLLM's own.
-
-    Raises:
-        ValueError: the connector's chunks are not the blocks that the retention knows.
-    """
+    """Let the retention decide what host memory holds. False: there is none, or vLLM decides."""
     if not isinstance(connector, SagaOffloadingConnector) or saga.index is None:
         return False
     scheduler = connector.scheduler
@@ -175,17 +176,24 @@ def attach_host_tier(connector: object, saga: KVRetention) -> bool:
         return False
     config = scheduler.config
     if len(config.kv_group_configs) != 1 or config.blocks_per_chunk != 1:
-        raise ValueError("the host tier needs one KV cache group and chunks of one block")
+        logger.warning(
+            "The host tier is vLLM's own: SAGA's needs one KV cache group and chunks of one block"
+        )
+        return False
     tier = HostTier(policy.cache_capacity, saga.index.make_policy())
     scheduler.__class__ = DemotingScheduler
     assert isinstance(scheduler, DemotingScheduler)
     scheduler.demoted, scheduler.demotions = {}, {}
-    scheduler.load_bytes, scheduler.load_s = 0, 0.0
+    scheduler.loaded_blocks, scheduler.load_s = 0, 0.0
     scheduler.on_refused = tier.remove
     policy.choose = saga.choose_host_victims
     policy.on_clear = tier.clear
     demoted = scheduler.demoted
-    saga.attach_host(tier, lambda key, block: demoted.__setitem__(OffloadKey(key), block))
+    saga.attach_host(
+        tier,
+        copy=lambda key, block: demoted.__setitem__(OffloadKey(key), block),
+        loaded=lambda: (scheduler.loaded_blocks, scheduler.load_s),
+    )
     return True
 
 

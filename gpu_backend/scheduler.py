@@ -22,6 +22,9 @@ from gpu_backend import block_pool
 from gpu_backend.config import WorkerConfig
 from gpu_backend.host_tier import Key
 from gpu_backend.kv_retention import KVRetention
+from gpu_backend.preempt import WaitingPreemption
+from gpu_backend.replay import Replay
+from gpu_backend.shadow import ShadowCache
 from saga_core.notices import decode_notices
 from saga_core.pauses import Step
 
@@ -33,8 +36,12 @@ class SagaSchedulerMixin:
     """Adds a :class:`KVRetention` to a vLLM scheduler; ``saga`` is None when it is off."""
 
     saga: KVRetention | None = None
+    _saga_replay: Replay | None = None
+    _saga_preemption: WaitingPreemption | None = None
     kv_cache_manager: Any
     connector: Any
+    vllm_config: Any
+    get_request_counts: Callable[[], tuple[int, int]]
     sched_step_seq: int
     processed_step_seq: int
     _request_blocks_can_be_freed: Callable[[Request], bool]
@@ -42,6 +49,9 @@ class SagaSchedulerMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Releases whose blocks vLLM gives back later, with the step that has to end first.
         self._saga_deferred: deque[tuple[int, Callable[[KVRetention], None]]] = deque()
+        # When each batch in flight was scheduled, and how many prompt tokens it computes.
+        self._saga_batches: deque[tuple[float, int]] = deque()
+        self._saga_updated_s = 0.0
         super().__init__(*args, **kwargs)
         try:
             self._saga_attach(WorkerConfig.from_environment())
@@ -52,6 +62,21 @@ class SagaSchedulerMixin:
     def add_request(self, request: Request) -> None:
         super().add_request(request)  # type: ignore[misc]
         self._saga_guard(lambda saga: saga.arrived(request.session_id), None)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._saga_guard(self._saga_before_step, None)
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        # A request that decodes computes one token; nearly all others are of prompts.
+        prefill = output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)
+        self._saga_batches.append((self._saga_now_s(), prefill))
+        return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        batch = self._saga_batches.popleft()
+        self._saga_guard(lambda saga: self._saga_measure(saga, *batch), None)
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        replay = self._saga_replay
+        return outputs if replay is None else replay.without_own(outputs)
 
     def _free_request_blocks(self, request: Request) -> None:
         self._saga_guard(lambda saga: self._saga_release(saga, request), None)
@@ -64,7 +89,11 @@ class SagaSchedulerMixin:
             self._saga_guard(release, None)
 
     def saga_control(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take a message of the control API: a notice body, or a request for the state.
+        """Take a message of the control API; the answer is the state of the worker.
+
+        ``notify``: the body of a notice. ``tick``: time has passed on an idle engine; answered with
+        ``wake_in_s``, after which it is to come again at the latest, or null. ``sessions``: list so
+        many, those with the most tokens.
 
         Raises:
             NoticeError: the body is malformed; nothing is changed.
@@ -73,9 +102,38 @@ class SagaSchedulerMixin:
         if self.saga is None:
             return {"enabled": False}
         self._saga_guard(lambda saga: saga.notify(notices), None)
-        return {"enabled": self.saga.off_reason is None, **self.saga.state()}
+        if message.get("tick"):
+            return {"wake_in_s": self._saga_guard(self._saga_tick, None)}
+        running, waiting = self.get_request_counts()
+        return {
+            "enabled": self.saga.off_reason is None,
+            "queue": {"running": running, "waiting": waiting},
+            **self.saga.state(num_sessions=int(message.get("sessions", 0))),
+        }
 
     # Internals
+
+    def _saga_before_step(self, saga: KVRetention) -> None:
+        if self._saga_replay is not None:
+            self._saga_replay.before_step(now_s=saga.clock())
+        if self._saga_preemption is not None:
+            self._saga_preemption.preempt_for_waiting(saga.clock())
+
+    def _saga_tick(self, saga: KVRetention) -> float | None:
+        if self._saga_replay is None:
+            return None
+        now_s = saga.clock()
+        self._saga_replay.before_step(now_s=now_s)
+        return self._saga_replay.prefetcher.wake_in_s(now_s)
+
+    def _saga_now_s(self) -> float:
+        return time.monotonic() if self.saga is None else self.saga.clock()
+
+    def _saga_measure(self, saga: KVRetention, scheduled_s: float, prefill: int) -> None:
+        """The oldest batch in flight is done; it began when the one before it was."""
+        now_s = saga.clock()
+        saga.prefill_rate.observe(prefill, now_s - max(scheduled_s, self._saga_updated_s))
+        self._saga_updated_s = now_s
 
     def _saga_attach(self, config: WorkerConfig) -> None:
         manager = self.kv_cache_manager
@@ -97,12 +155,28 @@ class SagaSchedulerMixin:
         block_pool.attach(pool, saga)
         self._saga_attach_host(saga)
         manager.allocate_slots = functools.partial(self._saga_allocate, manager.allocate_slots)
+        if config.prefetch and self._saga_can_prefetch(saga):
+            self._saga_replay = Replay(self, saga, super().add_request)  # type: ignore[misc]
+            saga.prefetcher = self._saga_replay.prefetcher
+        if config.preempt_waiting:
+            self._saga_preemption = WaitingPreemption(self)
+        if config.shadow is not None and self._saga_counts_regret:
+            saga.shadow = ShadowCache(
+                config.shadow, saga.num_blocks, saga.block_tokens, config.retention
+            )
         self.saga = saga
         logger.info(
             "SAGA is on: policy %s, %d blocks of %d tokens",
             saga.policy_name,
             saga.num_blocks,
             saga.block_tokens,
+        )
+
+    def _saga_can_prefetch(self, saga: KVRetention) -> bool:
+        """Data-parallel engines step together: none may begin by itself."""
+        parallel = self.vllm_config.parallel_config
+        return (
+            saga.index is not None and self._saga_counts_regret and parallel.data_parallel_size == 1
         )
 
     def _saga_attach_host(self, saga: KVRetention) -> None:
@@ -131,6 +205,8 @@ class SagaSchedulerMixin:
         What the request lost is counted before the allocation, which caches its own blocks. A
         request with computed tokens has been admitted before, or its KV has just been loaded.
         """
+        if self._saga_replay is not None and self._saga_replay.is_own(request.request_id):
+            return self._saga_replay.allocate(allocate, request, *args, **kwargs)
         if request.status == RequestStatus.RUNNING or request.num_computed_tokens:
             return allocate(request, *args, **kwargs)
         local = kwargs.get("num_new_computed_tokens", 0)
@@ -141,6 +217,7 @@ class SagaSchedulerMixin:
         )
         new_blocks = allocate(request, *args, **kwargs)
         if new_blocks is not None:
+            self._saga_guard(lambda saga: self._saga_admitted_to_shadow(saga, request), None)
             self._saga_guard(
                 lambda saga: saga.admitted(
                     session_id=request.session_id,
@@ -153,6 +230,18 @@ class SagaSchedulerMixin:
                 None,
             )
         return new_blocks
+
+    def _saga_admitted_to_shadow(self, saga: KVRetention, request: Request) -> None:
+        if saga.shadow is not None:
+            saga.shadow.admitted(
+                request.request_id,
+                request.session_id,
+                request.block_hashes,
+                request.num_tokens,
+                saga.clock(),
+                preempted=request.num_preemptions > 0,
+                reads_cache=self.kv_cache_manager.prefix_cache_lookup_enabled(request),
+            )
 
     def _saga_lost_blocks(
         self, saga: KVRetention, request: Request, cached_tokens: int
@@ -186,7 +275,7 @@ class SagaSchedulerMixin:
         With a step in flight that may still write them that is later: until then they are nobody's
         to give up.
         """
-        if saga.index is None:
+        if saga.index is None and saga.shadow is None:
             return
         pool = self.kv_cache_manager.block_pool
         groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
@@ -196,14 +285,31 @@ class SagaSchedulerMixin:
             for block in same_depth
             if block is not None and block.block_hash is not None and _is_of(pool, block)
         ]
-        release = functools.partial(
-            _released,
-            session_id=request.session_id,
-            blocks=blocks,
-            preempted=not request.is_finished(),
-            step=_step(request),
-            keys=self._saga_keys(saga, request),
-        )
+        release: Callable[[KVRetention], None]
+        replay = self._saga_replay
+        if replay is not None and replay.is_own(request.request_id):
+            release = functools.partial(_ended_own, replay=replay, request=request, blocks=blocks)
+        else:
+            release = functools.partial(
+                _released,
+                session_id=request.session_id,
+                blocks=blocks,
+                preempted=not request.is_finished(),
+                step=_step(request),
+                keys=self._saga_keys(saga, request),
+            )
+            if replay is not None:
+                replay.released(request, now_s=saga.clock())
+            if saga.shadow is not None:
+                saga.shadow.released(
+                    request.request_id,
+                    request.block_hashes[: request.num_computed_tokens // saga.block_tokens],
+                    request.session_id,
+                    num_blocks=len(groups[0]),
+                    preempted=not request.is_finished(),
+                    step=_step(request),
+                    now_s=saga.clock(),
+                )
         if self._request_blocks_can_be_freed(request):
             release(saga)
         else:
@@ -219,6 +325,10 @@ def _released(
     keys: list[Key],
 ) -> None:
     saga.released(session_id, blocks, preempted=preempted, step=step, keys=keys)
+
+
+def _ended_own(saga: KVRetention, replay: Replay, request: Request, blocks: list[int]) -> None:
+    replay.ended(request, blocks, now_s=saga.clock())
 
 
 def _step(request: Request) -> Step:

@@ -7,19 +7,20 @@ again; the gap ends with the arrival of the request that reads it.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpu_backend.held_blocks import BlockHolders, Held
-from saga_core.pauses import PauseModel, Step, View, Wait
+from saga_core.pauses import Outlook, PauseModel, Step, View, Wait
 from saga_core.policies import make_policy
 from saga_core.retention import EvictionOrder, RetentionPolicy, Run, RunState
 from saga_core.settings import RetentionSettings
 from saga_core.types import Pause
 
-# Sessions that share a prefix hold its blocks each: their entries, 8 bytes each, are bounded.
+# Sessions that share a prefix hold its blocks each: their entries, 4 bytes each, are bounded.
 _MAX_ENTRIES_PER_BLOCK = 64
 
 
@@ -189,6 +190,23 @@ class SessionIndex:
         self._set(held, RunState.ENDED, None, now_s)
         return True
 
+    def restore(self, session_id: str, blocks: Sequence[int], *, now_s: float) -> bool:
+        """Blocks of the session's last request are on the GPU again, in chain order.
+
+        The session goes on waiting for what it waited for. False: it does not wait; nothing is
+        changed.
+        """
+        held = self._sessions.get(session_id)
+        if held is None or held.state not in (RunState.PAUSED, RunState.RESUMING):
+            return False
+        here = set(blocks)
+        rest = [block for block in self._holders.unclaim(held) if block not in here]
+        held.blocks, held.recorded_at = self._holders.entries([*blocks, *rest])
+        self._holders.claim(held)
+        self._rank(held, now_s)
+        self._keep_bounds(now_s)
+        return True
+
     def evicted(self, block: int, *, now_s: float) -> None:
         """The block lost its content; whoever held it holds it no more."""
         bereft = self._holders.lose(block)
@@ -223,9 +241,7 @@ class SessionIndex:
                 break
             held, first = self._held[run_id], len(chosen)
             while held.blocks and len(chosen) < count:
-                block = self._holders.pop(held)
-                if block is not None and is_idle(block):
-                    chosen.append(block)
+                chosen += filter(is_idle, self._holders.take(held, count - len(chosen)))
             if self.on_victim is not None:
                 holder = run_id if held.session_id is None else held.session_id
                 run = self._order.run(run_id)
@@ -234,6 +250,26 @@ class SessionIndex:
             if not held.blocks or (held.session_id is None and held.live == 0):
                 self._drop(held, now_s)
         return chosen
+
+    def largest(self, count: int) -> list[tuple[str, int]]:
+        """Sessions that hold most, with their blocks in the pool; linear in what they hold."""
+        largest = heapq.nlargest(
+            count, self._sessions.items(), key=lambda item: (len(item[1].blocks), item[0])
+        )
+        return [(session_id, len(self._holders.live(held))) for session_id, held in largest]
+
+    def outlook(self, session_id: str, *, now_s: float) -> Outlook | None:
+        """Whether and when the session is expected to go on; None when it is not paused."""
+        held = self._sessions.get(session_id)
+        if held is None or held.state is not RunState.PAUSED:
+            return None
+        return self._model.outlook(held.wait, now_s=now_s)
+
+    def least_worth(self, *, now_s: float) -> float:
+        """Expected reads per second of the block that would be given up first; 0 without one."""
+        key = self._order.peek(now_s=now_s, pressure=self.pressure())
+        wait = None if key is None else self._order.run(key.run_id).wait
+        return 0.0 if wait is None else self._model.worth(wait, now_s=now_s)
 
     def pressure(self) -> float:
         """Share of the pool that sessions hold, 0 to 1."""
@@ -363,10 +399,7 @@ class SessionIndex:
         is_first = session_id not in self._sessions
         read: dict[int, int] = {}
         owners: dict[int, Held] = {}
-        for block in blocks:
-            owner = self._holders.owner(block)
-            if owner is None:
-                continue
+        for block, owner in self._holders.owned(blocks):
             owners[owner.run_id] = owner
             is_own = session_id is not None and owner.left_by == session_id
             if is_own or is_first:
@@ -407,9 +440,8 @@ class SessionIndex:
         wait: Wait,
     ) -> Held:
         self._next_run_id += 1
-        entries = self._holders.entries(blocks)
-        run_id, size = self._next_run_id, len(blocks)
-        return Held(run_id, session_id, kind, *entries, last_used_s, wait, last_used_s, size)
+        run_id, entries = self._next_run_id, self._holders.entries(blocks)
+        return Held(run_id, session_id, kind, *entries, last_used_s, wait, last_used_s, len(blocks))
 
     def _set(self, held: Held, state: RunState, pause: Pause | None, now_s: float) -> None:
         held.state, held.pause = state, pause

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from saga_core.durations import PauseDurations, Quantiles
-from saga_core.reuse import GHOST_S, ReuseClass, ReuseHazards, ReuseModel, bucket_end_s
+from saga_core.reuse import GHOST_S, ReuseClass, ReuseHazards, ReuseModel
 from saga_core.trust import HintTrust
 from saga_core.types import Pause, ToolType, tool_type_of
 
@@ -25,6 +25,7 @@ _MAX_ENDINGS = 512
 _COMMON_SHARE = 0.03
 _ENDED: ReuseClass = ("ended",)
 _ANNOUNCED: ReuseClass = ("announced",)
+_EARLY_SHARE = 0.1
 _FORECAST_UNIT_S = 60.0
 
 
@@ -59,6 +60,21 @@ class View:
     since_s: float
     scale: float = 1.0
     counted_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected of a wait.
+
+    Attributes:
+        p_next: probability that the prefix is read again, 0 to 1.
+        early_s: when it may well have been: one in ten of those that are read are by then.
+        expected_s: when half of those that are read are, not before ``early_s``.
+    """
+
+    p_next: float
+    early_s: float
+    expected_s: float
 
 
 @dataclass(slots=True)
@@ -211,13 +227,27 @@ class PauseModel:
 
     def worth(self, wait: Wait, *, now_s: float) -> float:
         """Expected reads per block-second of keeping the prefix; see ``ReuseHazards.worth``."""
-        view = self.view(wait)
-        return view.scale * self._hazards.worth(view.cls, _age(view, now_s))
+        return self.worth_and_until_s(wait, now_s=now_s)[0]
 
     def worth_until_s(self, wait: Wait, *, now_s: float) -> float:
         """Until when ``worth`` stays as it is, unless tables are refreshed meanwhile."""
+        return self.worth_and_until_s(wait, now_s=now_s)[1]
+
+    def worth_and_until_s(self, wait: Wait, *, now_s: float) -> tuple[float, float]:
+        """``worth`` and ``worth_until_s`` at the price of one."""
+        view = wait.plain if wait.hint is None else self.view(wait)
+        worth, end = self._hazards.worth_and_end_s(view.cls, _age(view, now_s))
+        return view.scale * worth, view.since_s + end / view.scale
+
+    def outlook(self, wait: Wait, *, now_s: float) -> Outlook:
+        """Whether and when the prefix will be read, given that it was not until ``now_s``."""
         view = self.view(wait)
-        return view.since_s + bucket_end_s(_age(view, now_s)) / view.scale
+        age = _age(view, now_s)
+        early_s, expected_s = (
+            view.since_s + self._hazards.read_age_s(view.cls, age, share) / view.scale
+            for share in (_EARLY_SHARE, 0.5)
+        )
+        return Outlook(self._hazards.p_read(view.cls, age), early_s, expected_s)
 
     def p_reuse(self, wait: Wait) -> float:
         """P_reuse of the SAGA paper for such waits, whatever their age."""

@@ -1,4 +1,4 @@
-"""Whether and when to bring a paused session's KV back from a slower tier before it is read."""
+"""Whether and when to bring a paused session's KV back before it is read."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class PrefetchVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PrefetchCandidate:
-    """A paused session with KV in a slower tier.
+    """A paused session some of whose KV has left the GPU.
 
     Attributes:
         p_next: probability that the session goes on, 0 to 1.
-        tokens: tokens to load, at least 1.
+        tokens: tokens to bring back, at least 1.
         early_end_s: when the pause may end already: a low quantile of its end.
         expected_end_s: when it is expected to end, not before ``early_end_s``.
         displaced_tokens: tokens of other idle prefixes that would give way; 0 with free room.
         displaced_worth: expected reads per second of these (``PauseModel.worth``).
+        is_computed: no tier has a copy, so an engine with nothing else to do computes it.
     """
 
     p_next: float
@@ -34,11 +35,12 @@ class PrefetchCandidate:
     expected_end_s: float
     displaced_tokens: int = 0
     displaced_worth: float = 0.0
+    is_computed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TierSpeed:
-    """How fast tokens get into the KV pool, both measured.
+    """How fast tokens get into the KV pool, both measured and above 0.
 
     Attributes:
         prefill_tokens_per_s: by computing them.
@@ -85,8 +87,11 @@ def plan_prefetch(
     held, if it ever does: where p_next exceeds the price. A tier that is not faster than prefill
     is left alone, and so is everything while pressure is above ``pressure_high``. Ties: leave.
     """
+    prefill_s = candidate.tokens / speed.prefill_tokens_per_s
     load_s = candidate.tokens / speed.load_tokens_per_s
-    if load_s >= candidate.tokens / speed.prefill_tokens_per_s:
+    if candidate.is_computed:
+        load_s = prefill_s
+    elif load_s >= prefill_s:
         return _leave("prefill is as fast")
     if pressure > pressure_high:
         return _leave("pressure is high")

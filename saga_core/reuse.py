@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 _FIRST_EDGE_S = 0.0625
 _PER_OCTAVE = 3
@@ -26,14 +27,16 @@ _WIDTHS_S = tuple(
     upper - lower for lower, upper in zip(AGE_EDGES_S, (*AGE_EDGES_S[1:], 2 * GHOST_S), strict=True)
 )
 _NUM_AGES = len(AGE_EDGES_S)
+_ENDS_S = (*AGE_EDGES_S[1:], math.inf)
 
 ReuseClass = tuple[Hashable, ...]
 """A path of ever finer kinds of idle prefix; every prefix of the path is a class too, its parent.
 The first element is the kind: "paused", "ended", "superseded", "shared", "plain"."""
 
 # Share of the prior hazard with which a kind starts; other kinds start at 1.
-_PRIOR_SHARE: dict[Hashable, float] = {"ended": 0.01, "superseded": 0.05}
+_PRIOR_SHARE: dict[Hashable, float] = {"ended": 0.01, "superseded": 0.05, "announced": 10.0}
 _KIND_STRENGTH = 0.2
+_BATCH = 64
 
 
 def age_bucket(age_s: float) -> int:
@@ -43,21 +46,32 @@ def age_bucket(age_s: float) -> int:
 
 def bucket_end_s(age_s: float) -> float:
     """Age at which the bucket of ``age_s`` ends, seconds; infinite for the last one."""
-    following = age_bucket(age_s) + 1
-    return AGE_EDGES_S[following] if following < _NUM_AGES else math.inf
+    return _ENDS_S[age_bucket(age_s)]
 
 
 @dataclass(slots=True)
 class _Table:
-    """Evidence of one class: reads again and seconds at risk, per age bucket."""
+    """Evidence of one class: reads again and seconds at risk, per age bucket.
+
+    A prefix that lies idle through many buckets is noted at both ends: ``entered[b]`` counts those
+    that lay through bucket b and not through the one before, less those the other way round.
+    """
 
     reads: list[float] = field(default_factory=lambda: [0.0] * _NUM_AGES)
-    risk_s: list[float] = field(default_factory=lambda: [0.0] * _NUM_AGES)
+    partly_s: list[float] = field(default_factory=lambda: [0.0] * _NUM_AGES)
+    entered: list[float] = field(default_factory=lambda: [0.0] * _NUM_AGES)
     touched_s: float = -math.inf
     epoch: int = -1
     hazards: list[float] = field(default_factory=list)
     worths: list[float] = field(default_factory=list)
     passed: list[float] = field(default_factory=list)
+
+    @property
+    def risk_s(self) -> list[float]:
+        """Seconds at risk per age bucket."""
+        through = accumulate(self.entered)
+        parts = zip(self.partly_s, through, _WIDTHS_S, strict=True)
+        return [partly_s + width_s * count for partly_s, count, width_s in parts]
 
 
 class ReuseHazards:
@@ -68,7 +82,8 @@ class ReuseHazards:
     that termination needs no model of its own. The parent of a kind is 0.3 / (age + 5), times the
     kind's prior share. Evidence halves every ``half_life_s``.
 
-    Tables are worked out once per epoch, on first use; ``refresh`` begins the next one.
+    Tables are worked out once per epoch, on first use; ``refresh`` begins the next one. Evidence
+    is noted at once and taken into them a batch at a time, which costs a fraction.
 
     Args:
         strength: k, pseudo-reads with which a parent speaks in its child's bucket.
@@ -82,7 +97,8 @@ class ReuseHazards:
         self._strength = strength
         self._half_life_s = half_life_s
         self._max_classes = max_classes
-        self._tables: OrderedDict[ReuseClass, _Table] = OrderedDict()
+        self._filled: OrderedDict[ReuseClass, _Table] = OrderedDict()
+        self._noted: list[tuple[ReuseClass, float, float, float | None, float]] = []
         self._epoch = 0
 
     def refresh(self) -> None:
@@ -91,20 +107,11 @@ class ReuseHazards:
 
     def at_risk(self, cls: ReuseClass, from_age_s: float, to_age_s: float, *, now_s: float) -> None:
         """A prefix of the class lay idle from one age to another, and was not read."""
-        first, last = age_bucket(from_age_s), age_bucket(to_age_s)
-        for depth in range(len(cls), 0, -1):
-            risk_s = self._touch(cls[:depth], now_s).risk_s
-            at_s = from_age_s
-            for bucket in range(first, last):
-                risk_s[bucket] += AGE_EDGES_S[bucket + 1] - at_s
-                at_s = AGE_EDGES_S[bucket + 1]
-            risk_s[last] += to_age_s - at_s
+        self._note((cls, from_age_s, to_age_s, None, now_s))
 
     def read(self, cls: ReuseClass, age_s: float, *, now_s: float, share: float = 1.0) -> None:
         """A prefix of the class was read at ``age_s``, ``share`` of its blocks (0 to 1)."""
-        bucket = age_bucket(age_s)
-        for depth in range(len(cls), 0, -1):
-            self._touch(cls[:depth], now_s).reads[bucket] += share
+        self._note((cls, age_s, age_s, share, now_s))
 
     def hazard(self, cls: ReuseClass, age_s: float) -> float:
         """Reads per second of a prefix of the class at ``age_s``."""
@@ -117,10 +124,15 @@ class ReuseHazards:
         ``age_s`` on: how good the best stretch ahead is, not only the present moment. It equals
         the hazard where that falls with age. Constant within an age bucket.
         """
+        return self.worth_and_end_s(cls, age_s)[0]
+
+    def worth_and_end_s(self, cls: ReuseClass, age_s: float) -> tuple[float, float]:
+        """The worth, and the age until which it stays as it is."""
         table = self._current(cls)
         if not table.worths:
             table.worths = _gittins(table.hazards)
-        return table.worths[age_bucket(age_s)]
+        bucket = age_bucket(age_s)
+        return table.worths[bucket], _ENDS_S[bucket]
 
     def log_likelihood(
         self, cls: ReuseClass, from_age_s: float, to_age_s: float, *, was_read: bool
@@ -129,32 +141,82 @@ class ReuseHazards:
 
         Given that there was none until ``from_age_s``.
         """
+        table = self._integrated(cls)
+        log_survival = self._passed(table, from_age_s) - self._passed(table, to_age_s)
+        return log_survival + (math.log(self.hazard(cls, to_age_s)) if was_read else 0.0)
+
+    def p_read(self, cls: ReuseClass, age_s: float) -> float:
+        """Probability that a prefix of the class is read after ``age_s``, before ``GHOST_S``."""
+        table = self._integrated(cls)
+        return -math.expm1(min(0.0, self._passed(table, age_s) - self._passed(table, GHOST_S)))
+
+    def read_age_s(self, cls: ReuseClass, age_s: float, share: float) -> float:
+        """Age by which the ``share`` (0 to 1) of the reads that follow ``age_s`` has come."""
+        table = self._integrated(cls)
+        left = 1.0 - share * self.p_read(cls, age_s)
+        target = self._passed(table, age_s) - math.log(left)
+        bucket = max(age_bucket(age_s), bisect_right(table.passed, target) - 1)
+        return AGE_EDGES_S[bucket] + (target - table.passed[bucket]) / table.hazards[bucket]
+
+    def _integrated(self, cls: ReuseClass) -> _Table:
         table = self._current(cls)
         if not table.passed:
             total = 0.0
             for hazard, width_s in zip(table.hazards, _WIDTHS_S, strict=True):
                 table.passed.append(total)
                 total += hazard * width_s
-        log_survival = self._passed(table, from_age_s) - self._passed(table, to_age_s)
-        return log_survival + (math.log(self.hazard(cls, to_age_s)) if was_read else 0.0)
+        return table
 
     @staticmethod
     def _passed(table: _Table, age_s: float) -> float:
         bucket = age_bucket(age_s)
         return table.passed[bucket] + table.hazards[bucket] * (age_s - AGE_EDGES_S[bucket])
 
+    def _note(self, seen: tuple[ReuseClass, float, float, float | None, float]) -> None:
+        self._noted.append(seen)
+        if len(self._noted) >= _BATCH:
+            self._take_in()
+
+    @property
+    def _tables(self) -> OrderedDict[ReuseClass, _Table]:
+        self._take_in()
+        return self._filled
+
+    def _take_in(self) -> None:
+        """Add what was noted to the tables of its classes and their parents, in its order."""
+        noted, self._noted = self._noted, []
+        for cls, from_age_s, to_age_s, share, now_s in noted:
+            first, last = age_bucket(from_age_s), age_bucket(to_age_s)
+            path = [self._touch(cls[:depth], now_s) for depth in range(len(cls), 0, -1)]
+            if share is not None:
+                for table in path:
+                    table.reads[last] += share
+                continue
+            if first == last:
+                for table in path:
+                    table.partly_s[last] += to_age_s - from_age_s
+                continue
+            first_s, last_s = _ENDS_S[first] - from_age_s, to_age_s - AGE_EDGES_S[last]
+            for table in path:
+                table.partly_s[first] += first_s
+                table.partly_s[last] += last_s
+                table.entered[first + 1] += 1.0
+                table.entered[last] -= 1.0
+
     def _touch(self, cls: ReuseClass, now_s: float) -> _Table:
-        table = self._tables.get(cls)
+        table = self._filled.get(cls)
         if table is None:
-            table = self._tables[cls] = _Table(touched_s=now_s)
-            if len(self._tables) > self._max_classes:
-                self._tables.popitem(last=False)
-        elif now_s - table.touched_s > 0.01 * self._half_life_s:
+            table = self._filled[cls] = _Table(touched_s=now_s)
+            if len(self._filled) > self._max_classes:
+                self._filled.popitem(last=False)
+            return table
+        if now_s - table.touched_s > 0.01 * self._half_life_s:
             factor = 0.5 ** ((now_s - table.touched_s) / self._half_life_s)
             table.reads = [factor * reads for reads in table.reads]
-            table.risk_s = [factor * risk_s for risk_s in table.risk_s]
+            table.partly_s = [factor * partly_s for partly_s in table.partly_s]
+            table.entered = [factor * count for count in table.entered]
             table.touched_s = now_s
-        self._tables.move_to_end(cls)
+        self._filled.move_to_end(cls)
         return table
 
     def _hazards(self, cls: ReuseClass) -> list[float]:
@@ -163,6 +225,9 @@ class ReuseHazards:
         return self._current(cls).hazards
 
     def _current(self, cls: ReuseClass) -> _Table:
+        table = self._filled.get(cls)
+        if table is not None and table.epoch == self._epoch:
+            return table
         table = self._tables.get(cls)
         if table is None:
             if len(cls) > 1:

@@ -24,7 +24,6 @@ class Saga(Policy):
             return EvictionKey(1, 0.0, run.last_used_s, run.run_id)
         if run.wait is None:
             return EvictionKey(0, 0.0, run.last_used_s, run.run_id)
-        worth = run.reload_share * self._model.worth(run.wait, now_s=now_s)
-        until_s = self._model.worth_until_s(run.wait, now_s=now_s)
+        worth, until_s = self._model.worth_and_until_s(run.wait, now_s=now_s)
         review_s = max(now_s + self._MIN_REVIEW_S, min(until_s, now_s + self._REVIEW_S))
-        return EvictionKey(0, worth, run.last_used_s, run.run_id, review_s)
+        return EvictionKey(0, run.reload_share * worth, run.last_used_s, run.run_id, review_s)

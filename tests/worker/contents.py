@@ -1,7 +1,8 @@
 """The engine loop without a model, with a record of what every KV block holds.
 
-A block's content is known by who wrote it and stands for the hash of its prefix. A step fails when a request is about to read a block
-that does not hold what it should, so a copy that comes too late or goes astray is found.
+A block's content is known by who wrote it and stands for the hash of its prefix. A step fails when
+a request is about to read a block that does not hold what it should, so a copy that comes too late
+or goes astray is found.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingWorkerMetadata,
     TransferJob,
+    TransferStats,
 )
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -21,8 +23,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from gpu_backend.config import WorkerConfig, kv_transfer_config
 from gpu_backend.model_free import BLOCK_TOKENS, Engine
 
-Content = tuple[str, int]
-"""Id of the request that computed the block, and the block's position in it."""
+Content = tuple[list[bytes], int]
+"""Block hashes of the request that computed the block, and the block's position in it."""
 
 CHUNK_BYTES = SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT
 """A block is smaller here than the least that vLLM gives a chunk."""
@@ -40,6 +42,7 @@ def with_host_tier(config: Any, num_blocks: int, policy: str = "saga") -> Any:
 class ContentEngine(Engine):
     """See above. ``loads`` counts blocks loaded from host memory, ``stores`` those copied there."""
 
+    load_s_per_block: float = 1e-4
     loads: int = 0
     stores: int = 0
     _gpu: dict[int, Content] = field(default_factory=dict)
@@ -59,9 +62,14 @@ class ContentEngine(Engine):
         if meta is not None:
             for job_id in list(self._stores.keys() - meta.store_jobs.keys()):
                 self._store(job_id)
+            before, stats = self.loads, TransferStats()
+            loaded = {self._load(*job) for job in meta.load_jobs.items()}
+            if loaded:
+                blocks = self.loads - before
+                stats.load.record(blocks * CHUNK_BYTES, blocks * self.load_s_per_block)
             result.kv_connector_output = KVConnectorOutput(
-                finished_recving={self._load(*job) for job in meta.load_jobs.items()},
-                kv_connector_worker_meta=OffloadingWorkerMetadata(completed_jobs=self._done),
+                finished_recving=loaded,
+                kv_connector_worker_meta=OffloadingWorkerMetadata(self._done, stats),
             )
             self._done = {}
         return result
@@ -76,12 +84,12 @@ class ContentEngine(Engine):
             held = self._hash_of(self._gpu[block.block_id])
             assert held == expected, f"{request_id} reads block {block.block_id}: wrong content"
         for position in range(first, min(last + 1, len(blocks))):
-            self._gpu[blocks[position].block_id] = (request_id, position)
+            self._gpu[blocks[position].block_id] = (request.block_hashes, position)
 
-    def _hash_of(self, content: Content) -> object:
+    @staticmethod
+    def _hash_of(content: Content) -> object:
         """Tokens of a batch in flight are not known when the block is written."""
-        request_id, position = content
-        hashes = self.requests[request_id].block_hashes
+        hashes, position = content
         return hashes[position] if position < len(hashes) else None
 
     def _store(self, job_id: int) -> None:
