@@ -4,10 +4,10 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lock clean
+.PHONY: help setup demo test test-vllm-matrix check lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make .venv and install what the project needs (PYTHON=python3.12 picks a Python)
 	@$(PYTHON) tools/setup_env.py
@@ -18,6 +18,9 @@ demo: setup ## run `saga demo` (ARGS="..." adds options)
 test: setup ## run the tests (ARGS="tests/core -k ttl" picks some)
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-vllm-matrix: setup ## run the worker's tests on the other vLLM releases (ARGS="tests/worker")
+	@$(BIN)/python tools/vllm_matrix.py $(ARGS)
+
 # Stops at the first command that fails, and names it.
 step = @echo "check: $(1)"; $(BIN)/$(1) || { echo "check failed: $(1)"; exit 1; }
 
@@ -26,6 +29,7 @@ check: setup ## lint, format, types and import rules
 	$(call step,ruff format --check)
 	$(call step,mypy)
 	$(call step,mypy tools/setup_env.py)
+	$(call step,mypy tools/vllm_matrix.py)
 	$(call step,lint-imports --no-logo)
 
 lock: ## write requirements/dev.lock anew (ARGS=--upgrade takes newer versions)

@@ -12,7 +12,7 @@ from gpu_backend.session_index import SessionIndex
 from gpu_backend.shadow import STOCK_ORDER, ShadowCache
 from saga_core.notices import EndNotice, Notice, PauseNotice
 from saga_core.pauses import Step
-from saga_core.retention import Run
+from saga_core.retention import Run, RunState
 from saga_core.settings import RetentionSettings
 
 _MIN_PREFILL_TOKENS = 64
@@ -299,6 +299,9 @@ class KVRetention:
             state["prefetch"] = asdict(self.prefetcher.counts)
         if self.shadow is not None:
             state["shadow"] = self.shadow.state()
+        if self.index is not None:
+            reasons = (*(state.name.lower() for state in RunState), "unheld")
+            state["evictions"] = dict(zip(reasons, self.index.evictions, strict=True))
         if self.index is not None and num_sessions:
             state["sessions"] = [
                 {

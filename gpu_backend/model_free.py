@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,17 +14,19 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from gpu_backend.scheduler import saga_scheduler_class
 
 BLOCK_TOKENS = 16
 TOKEN = 7
+STOP_TOKEN = 3
 
 
 def write_tiny_model(folder: Path) -> Path:
@@ -60,8 +63,10 @@ def write_tiny_model(folder: Path) -> Path:
     return folder
 
 
-def make_config(model: Path, max_batched_tokens: int = 512, max_seqs: int = 16) -> Any:
-    """A VllmConfig for ``model``; it can be used for many schedulers."""
+def make_config(
+    model: Path, max_batched_tokens: int = 512, max_seqs: int = 16, max_model_len: int = 4096
+) -> Any:
+    """A VllmConfig for ``model``; it can be used for many schedulers, one after another."""
     init_none_hash(sha256)
     return EngineArgs(
         model=str(model),
@@ -69,38 +74,53 @@ def make_config(model: Path, max_batched_tokens: int = 512, max_seqs: int = 16) 
         dtype="float32",
         enforce_eager=True,
         block_size=BLOCK_TOKENS,
-        max_model_len=4096,
+        max_model_len=max_model_len,
         max_num_batched_tokens=max_batched_tokens,
         max_num_seqs=max_seqs,
         enable_prefix_caching=True,
     ).create_engine_config()
 
 
-@dataclass(slots=True)
-class Admission:
-    """A waiting request that has just been given its blocks."""
-
-    request: Request
-    hit_tokens: int
+def plain_subclass(base: type = Scheduler) -> type:
+    """A scheduler class that differs from ``base`` in nothing."""
+    return type(f"Plain{base.__name__}", (base,), {})
 
 
 @dataclass(slots=True)
 class Engine:
-    """One scheduler over ``num_blocks`` blocks; ``policy`` None leaves it stock.
+    """One scheduler over ``num_blocks`` blocks.
 
-    ``policy`` is set through the environment, as `saga worker` does, by the caller.
+    The retention policy comes from the environment, as `saga worker` sets it.
+
+    Args:
+        config: from :func:`make_config`.
+        num_blocks: size of the KV pool.
+        with_plugin: False leaves the scheduler as vLLM has it.
+        base: vLLM's scheduler class.
+        batches_in_flight: batches that are scheduled before the first of them is done; more than
+            one, as on CUDA, needs an ``AsyncScheduler``.
     """
 
     config: Any
     num_blocks: int
     with_plugin: bool = True
     base: type = Scheduler
+    batches_in_flight: int = 1
     requests: dict[str, Request] = field(default_factory=dict)
     scheduler: Any = field(init=False)
-    _number: int = 0
+    _in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = field(
+        init=False, default_factory=deque
+    )
+    _stop_after: dict[str, int] = field(init=False, default_factory=dict)
+    _number: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
+        is_async = issubclass(self.base, AsyncScheduler)
+        if self.batches_in_flight > 1 and not is_async:
+            raise ValueError(f"{self.base.__name__} cannot have several batches in flight")
         self.config.cache_config.num_gpu_blocks = self.num_blocks
+        # vLLM refuses it where no GPU is when a config is made, but its scheduler does not mind.
+        self.config.scheduler_config.async_scheduling = is_async
         spec = FullAttentionSpec(
             block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
         )
@@ -125,46 +145,89 @@ class Engine:
     def saga(self) -> Any:
         return self.scheduler.saga
 
-    def add(
-        self, tokens: list[int], *, session_id: str | None = None, output_tokens: int = 1
+    def make_request(
+        self,
+        tokens: list[int],
+        *,
+        session_id: str | None = None,
+        output_tokens: int = 1,
+        stop_after: int | None = None,
     ) -> Request:
-        """Queue a request."""
+        """A request that is not queued yet; it ends in a stop token, the ``stop_after``-th."""
         self._number += 1
-        request = Request(
-            request_id=f"r{self._number}",
+        request_id = f"r{self._number}"
+        if stop_after is not None:
+            self._stop_after[request_id] = stop_after
+        return Request(
+            request_id=request_id,
             prompt_token_ids=list(tokens),
-            sampling_params=SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+            sampling_params=SamplingParams(
+                max_tokens=output_tokens, ignore_eos=True, stop_token_ids=[STOP_TOKEN]
+            ),
             pooling_params=None,
             block_hasher=get_request_block_hasher(BLOCK_TOKENS, sha256),
             session_id=session_id,
+        )
+
+    def add(
+        self,
+        tokens: list[int],
+        *,
+        session_id: str | None = None,
+        output_tokens: int = 1,
+        stop_after: int | None = None,
+    ) -> Request:
+        """Queue a request, and keep it in ``requests``."""
+        request = self.make_request(
+            tokens, session_id=session_id, output_tokens=output_tokens, stop_after=stop_after
         )
         self.requests[request.request_id] = request
         self.scheduler.add_request(request)
         return request
 
+    def abort(self, request: Request) -> None:
+        """The client has gone; what is in flight for the request is of no use."""
+        self.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+
     def step(self) -> SchedulerOutput:
-        """One engine step: schedule, "run", update."""
-        output: SchedulerOutput = self.scheduler.schedule()
-        ids = list(output.num_scheduled_tokens)
-        sampled = []
-        for request_id in ids:
-            request = self.requests[request_id]
-            done = request.num_computed_tokens >= request.num_tokens
-            sampled.append([TOKEN] if done else [])
-        self.scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=ids,
-                req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
-                sampled_token_ids=sampled,
-            ),
-        )
+        """One engine step: schedule a batch, and take in the oldest when enough are in flight."""
+        output = self.schedule()
+        self._in_flight.append((output, self.compute(output)))
+        # A batch of nothing means that all waits for what is in flight.
+        room = self.batches_in_flight - 1 if output.total_num_scheduled_tokens else 0
+        while len(self._in_flight) > room:
+            self.update(*self._in_flight.popleft())
         return output
+
+    def schedule(self) -> SchedulerOutput:
+        """The scheduler's next batch."""
+        output: SchedulerOutput = self.scheduler.schedule()
+        return output
+
+    def compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """What a model returns for the batch just scheduled: a token where a prompt is complete."""
+        ids = list(output.num_scheduled_tokens)
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+            sampled_token_ids=[self._sample(self.scheduler.requests[id_]) for id_ in ids],
+        )
+
+    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """The batch is done: its tokens go to their requests."""
+        self.scheduler.update_from_output(output, result)
+
+    def _sample(self, request: Request) -> list[int]:
+        if request.is_prefill_chunk:
+            return []
+        position = request.num_computed_tokens - request.num_prompt_tokens + 1
+        stop_after = self._stop_after.get(request.request_id)
+        return [STOP_TOKEN if position == stop_after else TOKEN]
 
     def steps(self, limit: int = 10_000) -> Iterator[SchedulerOutput]:
         """Step until nothing is left to do; AssertionError after ``limit`` steps."""
         for _ in range(limit):
-            if not self.scheduler.has_unfinished_requests():
+            if not self.scheduler.has_unfinished_requests() and not self._in_flight:
                 return
             yield self.step()
         raise AssertionError(f"{limit} steps and requests are still waiting or running")

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
 from vllm.v1.request import Request, RequestStatus
 
 from gpu_backend import block_pool
@@ -68,12 +68,11 @@ class SagaSchedulerMixin:
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         # A request that decodes computes one token; nearly all others are of prompts.
         prefill = output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)
-        self._saga_batches.append((self._saga_now_s(), prefill))
+        self._saga_guard(lambda saga: self._saga_batches.append((saga.clock(), prefill)), None)
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        batch = self._saga_batches.popleft()
-        self._saga_guard(lambda saga: self._saga_measure(saga, *batch), None)
+        self._saga_guard(self._saga_measure, None)
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         replay = self._saga_replay
         return outputs if replay is None else replay.without_own(outputs)
@@ -126,12 +125,10 @@ class SagaSchedulerMixin:
         self._saga_replay.before_step(now_s=now_s)
         return self._saga_replay.prefetcher.wake_in_s(now_s)
 
-    def _saga_now_s(self) -> float:
-        return time.monotonic() if self.saga is None else self.saga.clock()
-
-    def _saga_measure(self, saga: KVRetention, scheduled_s: float, prefill: int) -> None:
+    def _saga_measure(self, saga: KVRetention) -> None:
         """The oldest batch in flight is done; it began when the one before it was."""
         now_s = saga.clock()
+        scheduled_s, prefill = self._saga_batches.popleft()
         saga.prefill_rate.observe(prefill, now_s - max(scheduled_s, self._saga_updated_s))
         self._saga_updated_s = now_s
 
@@ -148,6 +145,9 @@ class SagaSchedulerMixin:
             block_tokens=groups[0].kv_cache_spec.block_size,
             settings=config.retention,
             clock=time.monotonic,
+            block_bytes=sum(
+                group.kv_cache_spec.page_size_bytes * len(group.layer_names) for group in groups
+            ),
         )
         self._saga_counts_regret = len(groups) == 1 and saga.block_tokens == pool.hash_block_size
         if not self._saga_counts_regret:
@@ -280,10 +280,10 @@ class SagaSchedulerMixin:
         pool = self.kv_cache_manager.block_pool
         groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
         blocks = [
-            block.block_id
+            block
             for same_depth in itertools.zip_longest(*groups)
             for block in same_depth
-            if block is not None and block.block_hash is not None and _is_of(pool, block)
+            if block is not None and _is_of(pool, block)
         ]
         release: Callable[[KVRetention], None]
         replay = self._saga_replay
@@ -319,16 +319,23 @@ class SagaSchedulerMixin:
 def _released(
     saga: KVRetention,
     session_id: str | None,
-    blocks: list[int],
+    blocks: list[KVCacheBlock],
     preempted: bool,
     step: Step,
     keys: list[Key],
 ) -> None:
-    saga.released(session_id, blocks, preempted=preempted, step=step, keys=keys)
+    saga.released(session_id, _cached(blocks), preempted=preempted, step=step, keys=keys)
 
 
-def _ended_own(saga: KVRetention, replay: Replay, request: Request, blocks: list[int]) -> None:
-    replay.ended(request, blocks, now_s=saga.clock())
+def _ended_own(
+    saga: KVRetention, replay: Replay, request: Request, blocks: list[KVCacheBlock]
+) -> None:
+    replay.ended(request, _cached(blocks), now_s=saga.clock())
+
+
+def _cached(blocks: list[KVCacheBlock]) -> list[int]:
+    """Ids of the blocks that have content now: bad content is dropped also while it waits."""
+    return [block.block_id for block in blocks if block.block_hash is not None]
 
 
 def _step(request: Request) -> Step:

@@ -22,6 +22,9 @@ from saga_core.types import Pause
 
 # Sessions that share a prefix hold its blocks each: their entries, 4 bytes each, are bounded.
 _MAX_ENTRIES_PER_BLOCK = 64
+_UNHELD = len(RunState)
+# Of a session whose requests overlap, so many blocks of earlier ones are kept as its own.
+_MAX_BRANCH_BLOCKS = 4096
 
 
 @dataclass(slots=True)
@@ -65,8 +68,15 @@ class SessionIndex:
     # Runs that may have idle blocks, and the latest run of each session, also when it has none.
     _held: dict[int, Held] = field(init=False, default_factory=dict)
     _sessions: OrderedDict[str, Held] = field(init=False, default_factory=OrderedDict)
-    # Requests of a session that have arrived and not ended; only sessions that have some.
+    # Requests of a session that have arrived and not ended, and of these the ones that have not
+    # started; only sessions that have some.
     _outstanding: dict[str, int] = field(init=False, default_factory=dict)
+    _queued: dict[str, int] = field(init=False, default_factory=dict)
+    # Evicted blocks by the state of the run that held them; the last is of those that none held.
+    evictions: list[int] = field(init=False, default_factory=lambda: [0] * (_UNHELD + 1))
+    _victim_states: bytearray = field(init=False)
+    # Sessions said to be over while a request of theirs had not ended.
+    _ending: set[str] = field(init=False, default_factory=set)
     _next_run_id: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -74,6 +84,7 @@ class SessionIndex:
         self._model = PauseModel(max_sessions=s.max_sessions, half_life_s=s.hazard_half_life_s)
         self._order = EvictionOrder(make_policy(self.policy_name, s, self._model))
         self._holders = BlockHolders(self.num_blocks)
+        self._victim_states = bytearray([_UNHELD]) * self.num_blocks
 
     # Events
 
@@ -99,7 +110,9 @@ class SessionIndex:
                 self._leave(blocks, "plain", last_used_s=now_s, now_s=now_s)
             return
         others = self._outstanding.get(session_id, 0) - 1
-        if not resuming:
+        if resuming:
+            self._set_queued(session_id, self._queued.get(session_id, 0) + 1)
+        else:
             self._set_outstanding(session_id, others)
         before = self._sessions.get(session_id)
         if before is not None:
@@ -111,14 +124,16 @@ class SessionIndex:
             if not blocks or others > 0 or before.is_branch:
                 here = set(blocks)
                 kept = [block for block in self._holders.live(before) if block not in here]
-                blocks = [*blocks, *kept]
+                blocks = [*blocks, *kept[:_MAX_BRANCH_BLOCKS]]
         self._read_owners(blocks, session_id, now_s=now_s, arrival_s=now_s - step.run_s)
         if before is None:
             self._share(blocks, now_s)
+        is_queued = resuming or session_id in self._queued
+        state = RunState.RESUMING if is_queued else RunState.PAUSED
         if resuming or others > 0:
-            state, wait = RunState.RESUMING, _unwatched("plain", now_s)
+            wait = _unwatched("paused", now_s)
         else:
-            state, wait = RunState.PAUSED, self._model.paused(session_id, step, now_s=now_s)
+            wait = self._model.paused(session_id, step, now_s=now_s)
         held = self._new_held(session_id, "paused", blocks, now_s, wait)
         held.state, held.is_branch = state, others > 0
         held.uses = 1 if before is None else before.uses + 1
@@ -128,12 +143,15 @@ class SessionIndex:
         self._sessions[session_id] = held
         self._sessions.move_to_end(session_id)
         self._rank(held, now_s)
+        self._end_if_over(session_id, now_s)
         self._keep_bounds(now_s)
 
     def resume(self, session_id: str, *, now_s: float) -> None:
         """The session's next request has arrived and waits; its KV is about to be read."""
         others = self._outstanding.get(session_id, 0)
         self._set_outstanding(session_id, others + 1)
+        self._set_queued(session_id, self._queued.get(session_id, 0) + 1)
+        self._ending.discard(session_id)
         held = self._sessions.get(session_id)
         if held is None:
             return
@@ -148,6 +166,7 @@ class SessionIndex:
         ``known_blocks`` are those of its prompt that had been computed before, evicted or not;
         None when that is not known.
         """
+        self._set_queued(session_id, self._queued.get(session_id, 0) - 1)
         held = self._sessions.get(session_id)
         if held is None:
             return
@@ -157,6 +176,9 @@ class SessionIndex:
             # How much is left is known only when the request ends: until then nothing is learned.
             held.wait, held.idle_since_s = _unwatched("superseded", now_s), now_s
             self._set(held, RunState.IDLE, None, now_s)
+        elif session_id not in self._queued and held.state is RunState.RESUMING:
+            held.wait, held.idle_since_s = _unwatched("paused", now_s), now_s
+            self._set(held, RunState.PAUSED, None, now_s)
 
     def pause(self, session_id: str, pause: Pause, *, now_s: float) -> bool:
         """Somebody who knows more says what the session waits for. False: no such session here."""
@@ -181,8 +203,14 @@ class SessionIndex:
         return True
 
     def end(self, session_id: str, *, now_s: float) -> bool:
-        """The session will not return: its private blocks are the next victims. False: not here."""
+        """The session will not return: its private blocks are the next victims. False: not here.
+
+        While a request of it is under way, that is so from the request's end on.
+        """
         held = self._sessions.get(session_id)
+        if session_id in self._outstanding:
+            self._ending.add(session_id)
+            return held is not None
         if held is None:
             return False
         if held.state is RunState.PAUSED:
@@ -209,6 +237,8 @@ class SessionIndex:
 
     def evicted(self, block: int, *, now_s: float) -> None:
         """The block lost its content; whoever held it holds it no more."""
+        self.evictions[self._victim_states[block]] += 1
+        self._victim_states[block] = _UNHELD
         bereft = self._holders.lose(block)
         if bereft is not None:
             self._drop(bereft, now_s)
@@ -242,6 +272,8 @@ class SessionIndex:
             held, first = self._held[run_id], len(chosen)
             while held.blocks and len(chosen) < count:
                 chosen += filter(is_idle, self._holders.take(held, count - len(chosen)))
+            for block in chosen[first:]:
+                self._victim_states[block] = held.state
             if self.on_victim is not None:
                 holder = run_id if held.session_id is None else held.session_id
                 run = self._order.run(run_id)
@@ -289,6 +321,9 @@ class SessionIndex:
         self._holders.check_integrity(self._sessions.values(), owners)
         assert self._holders.session_entries <= _MAX_ENTRIES_PER_BLOCK * self.num_blocks
         assert all(count > 0 for count in self._outstanding.values())
+        for session_id, count in self._queued.items():
+            assert 0 < count <= self._outstanding[session_id]
+        assert self._ending <= self._outstanding.keys()
         for session_id, held in self._sessions.items():
             assert (held.session_id, held.kind) == (session_id, "paused")
             assert held.resumed_s is None or session_id in self._outstanding
@@ -327,12 +362,22 @@ class SessionIndex:
         if others <= 0:
             held.resumed_s = None
             self._set(held, RunState.PAUSED, held.pause, now_s)
+            assert held.session_id is not None
+            self._end_if_over(held.session_id, now_s)
+
+    def _end_if_over(self, session_id: str, now_s: float) -> None:
+        if session_id in self._ending and session_id not in self._outstanding:
+            self._ending.remove(session_id)
+            self.end(session_id, now_s=now_s)
 
     def _set_outstanding(self, session_id: str, count: int) -> None:
-        if count > 0:
-            self._outstanding[session_id] = count
-        else:
-            self._outstanding.pop(session_id, None)
+        _set_count(self._outstanding, session_id, count)
+        self._set_queued(session_id, self._queued.get(session_id, 0))
+
+    def _set_queued(self, session_id: str, count: int) -> None:
+        """At most all that are outstanding: which of them was aborted is not known."""
+        count = min(count, self._outstanding.get(session_id, 0))
+        _set_count(self._queued, session_id, count)
 
     def _keep_bounds(self, now_s: float) -> None:
         """Let the least recently used sessions go when there are too many, or too many entries."""
@@ -476,6 +521,14 @@ class SessionIndex:
         if held.session_id is None:
             # A later read would go unnoticed: what is known is that there was none until now.
             self._model.read(held.wait, now_s=now_s, share=0.0)
+
+
+def _set_count(counts: dict[str, int], key: str, count: int) -> None:
+    """Keep only counts above 0."""
+    if count > 0:
+        counts[key] = count
+    else:
+        counts.pop(key, None)
 
 
 def _unwatched(kind: str, now_s: float) -> Wait:

@@ -6,8 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from saga_cli import bench
 from saga_core.errors import SagaError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ _NEEDS = {
     "worker": "pip install 'saga-sdk[vllm]'",
     "gateway": "pip install 'saga-sdk[gateway]'",
     "simulate": "pip install 'saga-sdk[sim]'",
+    "bench": "pip install 'saga-sdk[gateway,sim,vllm]'",
     "demo": "the demo runs from the repository: type `make demo` there",
 }
 
@@ -47,7 +49,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
     if options.command == "worker":
         from saga_cli import worker
 
-        return worker.run(options.model, options.policy, rest)
+        return worker.run(options.model, worker.WorkerOptions.from_words(options), rest)
     if options.command == "gateway":
         from saga_gateway.app import GatewaySettings, serve
 
@@ -60,6 +62,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         from saga_cli import simulate
 
         return simulate.cache(simulate.CacheOptions.from_words(options))
+    if options.command == "bench":
+        return bench.run(options)
     from saga_cli.demo import run as demo
 
     return demo.run(demo.DemoOptions(json_path=options.json, runs=options.runs))
@@ -72,23 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"saga {version('saga-sdk')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    worker = commands.add_parser(
-        "worker",
-        help="serve a model with vLLM and workflow-aware KV retention",
-        description="Starts vLLM's OpenAI server with the SAGA plugin. Options that are not listed "
-        "here go to vLLM as they are: see `vllm serve --help`.",
-        allow_abbrev=False,
-    )
-    worker.add_argument("model", metavar="MODEL", help="model name or folder, as for `vllm serve`")
-    worker.add_argument(
-        "--saga-policy",
-        dest="policy",
-        default="saga",
-        metavar="NAME",
-        help="saga (default), prefix-lru, session-lru, wa-lru, wa-lru-ttl, thresholds, fixed-ttl, "
-        "steps-to-execution or gdsf; vllm keeps vLLM's own order and only counts; "
-        "off starts stock vLLM without the plugin",
-    )
+    _add_worker(commands)
 
     gateway = commands.add_parser("gateway", help="serve an OpenAI-compatible gateway over workers")
     gateway.add_argument(
@@ -98,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     gateway.add_argument("--port", type=int, default=8800, help="port to listen on (%(default)s)")
 
     _add_simulate(commands)
+    bench.add_to(commands)
 
     demo = commands.add_parser(
         "demo", help="run the same agents on stock vLLM and on SAGA, on this machine, and compare"
@@ -107,6 +96,50 @@ def _parser() -> argparse.ArgumentParser:
         "--runs", type=int, default=1, metavar="N", help="pairs of runs; medians are shown (1)"
     )
     return parser
+
+
+def _add_worker(commands: _Commands) -> None:
+    worker = commands.add_parser(
+        "worker",
+        help="serve a model with vLLM and workflow-aware KV retention",
+        description="Starts vLLM's OpenAI server with the SAGA plugin. Options that are not listed "
+        "here go to vLLM as they are: see `vllm serve --help`. Every option below can also stand "
+        "in the file or in a variable, SAGA_POLICY and so on; an option wins over a variable, a "
+        "variable over the file.",
+        allow_abbrev=False,
+    )
+    worker.add_argument("model", metavar="MODEL", help="model name or folder, as for `vllm serve`")
+
+    def add(name: str, **arguments: Any) -> None:
+        worker.add_argument(f"--saga-{name}", dest=name.replace("-", "_"), **arguments)
+
+    add("config", metavar="FILE", help="TOML file with settings in its table [saga]")
+    add(
+        "policy",
+        metavar="NAME",
+        help="saga (default), prefix-lru, session-lru, wa-lru, wa-lru-ttl, thresholds, fixed-ttl, "
+        "steps-to-execution or gdsf; vllm keeps vLLM's own order and only counts; "
+        "off starts stock vLLM without the plugin",
+    )
+    add("host-gib", metavar="G", help="GiB of host memory for KV that leaves the GPU (0: none)")
+    add(
+        "prefetch",
+        action=argparse.BooleanOptionalAction,
+        help="bring KV back to the GPU before its session's next request (on)",
+    )
+    add(
+        "preempt-waiting",
+        action=argparse.BooleanOptionalAction,
+        help="preempt a running request for a waiting one of higher priority (off)",
+    )
+    add(
+        "shadow",
+        nargs="?",
+        const="vllm",
+        metavar="NAME",
+        help="count what another policy would have hit on this traffic; vllm where NAME is left "
+        "out (off)",
+    )
 
 
 def _add_simulate(commands: _Commands) -> None:
@@ -123,7 +156,7 @@ def _add_simulate(commands: _Commands) -> None:
         "trace",
         nargs="+",
         metavar="TRACE",
-        help="a file or a folder of a trace; profile:swe, profile:web and profile:chat are made up",
+        help="a file or a folder of a trace; profile:swe, web, chat and tree are made up",
     )
     _add_trace_options(cache)
     _add_grid_options(cache)

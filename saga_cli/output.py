@@ -1,7 +1,8 @@
-"""Files that a command writes its results to."""
+"""Where commands write: their results, and what they can make again."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from saga_core.errors import SagaError
@@ -20,3 +21,9 @@ def writable(option: str, path: str | None) -> Path | None:
             return Path(path)
     except OSError as error:
         raise SagaError(f"{option} {path} cannot be written: {error.strerror}") from error
+
+
+def cache_folder() -> Path:
+    """Where SAGA keeps what it can make again: $XDG_CACHE_HOME/saga, ~/.cache/saga by default."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "saga"

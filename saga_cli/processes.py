@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,6 +111,13 @@ class Service:
             self.check_alive()
             await asyncio.sleep(_POLL_S)
 
+    def cpu_s(self) -> float:
+        """CPU seconds, user and system, that its processes have used, those that ended included.
+
+        0 where the system has no ``/proc``.
+        """
+        return tree_cpu_s(self._process.pid) if self._process is not None else 0.0
+
     def stop(self, grace_s: float = 10.0) -> None:
         """End the whole process group: politely, after ``grace_s`` seconds for certain."""
         if self._process is None:
@@ -133,3 +140,60 @@ class Service:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         shown = "\n".join(f"  | {line}" for line in text.splitlines()[-lines:])
         return f" Its log is {self.log}, the last lines are:\n{shown}" if shown else ""
+
+
+@asynccontextmanager
+async def running(service: Service) -> AsyncIterator[None]:
+    """Start the service, and stop it whatever happens."""
+    service.start()
+    try:
+        yield
+    finally:
+        service.stop()
+
+
+async def run_beside(work: Awaitable[object], services: Sequence[Service], who: str) -> None:
+    """Wait for the work; the death of a service ends it and is the error to report.
+
+    Raises:
+        SagaError: a service died, or ``who`` works failed.
+    """
+    task = asyncio.ensure_future(work)
+    watches = [asyncio.create_task(service.watch()) for service in services]
+    try:
+        await asyncio.wait({task, *watches}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done() and task.exception() is not None:
+            # A dying worker breaks the requests first; give the watch time to see the cause.
+            await asyncio.wait(watches, timeout=3.0, return_when=asyncio.FIRST_COMPLETED)
+        for watch in watches:
+            if watch.done():
+                watch.result()
+        try:
+            await task
+        except SagaError:
+            raise
+        except Exception as error:
+            raise SagaError(f"{who} failed: {type(error).__name__}: {error}") from error
+    finally:
+        for one in (task, *watches):
+            one.cancel()
+        await asyncio.gather(task, *watches, return_exceptions=True)
+
+
+def tree_cpu_s(pid: int) -> float:
+    """CPU seconds of a process and all below it; children that ended and were awaited count."""
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # It has just ended.
+            # The name, in parentheses, may hold anything; behind it stand state and parent.
+            fields = stat.read_text().rpartition(")")[2].split()
+            number = int(stat.parent.name)
+            children.setdefault(int(fields[1]), []).append(number)
+            ticks[number] = sum(map(int, fields[11:15]))
+    total, pending = 0, [pid]
+    while pending:
+        number = pending.pop()
+        total += ticks.get(number, 0)
+        pending += children.get(number, ())
+    return total / os.sysconf("SC_CLK_TCK")

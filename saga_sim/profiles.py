@@ -1,4 +1,5 @@
-"""Synthetic workloads: a coding agent (swe), a browser agent (web) and people chatting (chat).
+"""Synthetic workloads: a coding agent (swe), a browser agent (web), people chatting (chat) and a
+branching search (tree, in a module of its own).
 
 Facts of the swe profile: eunomia-bpf/agentcgroup, 212 coding-agent sessions (tool durations and
 which tool follows which; pairs seen fewer than five times are not in them). Step counts, prompt
@@ -14,19 +15,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from saga_core.errors import SettingsError
+from saga_sim.prompts import (
+    ANSWER_ROOM_TOKENS,
+    CLIENT_OVERHEAD_S,
+    CONTEXT_TOKENS,
+    DECODE_S_PER_TOKEN,
+    PREFILL_S,
+    Prompt,
+)
 from saga_sim.traces.model import Call, Trace
-
-CONTEXT_TOKENS = 131_072
-ANSWER_ROOM_TOKENS = 2_000
-"""A session ends with the call whose next prompt, had it all observations, would leave less room
-than this for an answer in ``CONTEXT_TOKENS`` (ours)."""
-
-PREFILL_S = 0.5
-DECODE_S_PER_TOKEN = 0.03
-"""A call lasts ``PREFILL_S + DECODE_S_PER_TOKEN · output tokens``, whatever was cached (ours)."""
-
-CLIENT_OVERHEAD_S = (0.02, 0.08)
-"""What a client spends around a tool, uniform between the two (ours)."""
+from saga_sim.tree import make_tree
 
 Quantiles = tuple[float, float, float, float, float, float]
 QUANTILE_LEVELS: Quantiles = (0.10, 0.50, 0.90, 0.95, 0.99, 1.0)
@@ -157,47 +155,12 @@ class _Step:
     replaces: bool = False
 
 
-class _Prompt:
-    """A prompt's length and the ids of its full blocks. An id is used for one content only."""
-
-    def __init__(self, block_tokens: int, shared_tokens: int, next_id: int) -> None:
-        shared = range(shared_tokens // block_tokens)
-        self._block_tokens = block_tokens
-        self._runs = [shared] if shared else []
-        self.next_id = next_id
-        self.tokens = len(shared) * block_tokens
-
-    @property
-    def chain(self) -> tuple[range, ...]:
-        return tuple(self._runs)
-
-    def extend(self, tokens: int) -> None:
-        """Append ``tokens``; each block that they fill gets an id that is new."""
-        old = self.tokens // self._block_tokens
-        self.tokens += tokens
-        new = range(self.next_id, self.next_id + self.tokens // self._block_tokens - old)
-        self.next_id = new.stop
-        if new and self._runs and self._runs[-1].stop == new.start:
-            self._runs[-1] = range(self._runs[-1].start, new.stop)
-        elif new:
-            self._runs.append(new)
-
-    def truncate(self, tokens: int) -> None:
-        """Keep the first ``tokens``."""
-        drop = self.tokens // self._block_tokens - tokens // self._block_tokens
-        self.tokens = tokens
-        while drop:
-            last = self._runs.pop()
-            if len(last) > drop:
-                self._runs.append(last[:-drop])
-            drop -= min(drop, len(last))
-
-
 def make_profile(name: str, *, sessions: int, seed: int, block_tokens: int = 64) -> Trace:
     """The trace of ``sessions`` sessions of the profile called ``name``.
 
     Equal arguments give equal traces, and more sessions only append. The sessions share the ids of
-    their system prompt's full blocks. Each starts at 0 s on a clock of its own.
+    their system prompt's full blocks. Each starts at 0 s on a clock of its own, save for the
+    branches of a tree, which are on the clock of their search.
 
     Raises:
         SettingsError: no such profile, no session, or a block without tokens.
@@ -238,7 +201,14 @@ def chat(*, sessions: int, seed: int, block_tokens: int = 64) -> Trace:
     )
 
 
-PROFILES: dict[str, Callable[..., Trace]] = {"swe": swe, "web": web, "chat": chat}
+def tree(*, sessions: int, seed: int, block_tokens: int = 64) -> Trace:
+    """Searches whose branches fork from a shared prefix, and come back: see ``saga_sim.tree``."""
+    _check(sessions, block_tokens)
+    made = make_tree(sessions, random.Random(seed), block_tokens)
+    return Trace("tree", block_tokens, made, notes=(f"synthetic, seed {seed}",))
+
+
+PROFILES: dict[str, Callable[..., Trace]] = {"swe": swe, "web": web, "chat": chat, "tree": tree}
 """Profiles by name; each takes ``sessions``, ``seed`` and ``block_tokens``."""
 
 
@@ -252,22 +222,26 @@ def _trace(
     steps: Callable[[random.Random], Iterator[_Step]],
 ) -> Trace:
     """``sessions`` draws of ``steps``, after first prompts log-uniform in ``first_tokens``."""
-    for setting, value in (("sessions", sessions), ("block_tokens", block_tokens)):
-        if value < 1:
-            raise SettingsError(f"{setting}={value} must be at least 1")
+    _check(sessions, block_tokens)
     rng = random.Random(seed)
     next_id = shared_tokens // block_tokens
     low, high = first_tokens
     made: list[tuple[Call, ...]] = []
     for number in range(sessions):
-        prompt = _Prompt(block_tokens, shared_tokens, next_id)
+        prompt = Prompt(block_tokens, shared_tokens, next_id)
         prompt.extend(round(low * (high / low) ** rng.random()) - prompt.tokens)
         made.append(tuple(_calls(f"{name}-{number}", prompt, steps(rng))))
         next_id = prompt.next_id
     return Trace(name, block_tokens, tuple(made), notes=(f"synthetic, seed {seed}",))
 
 
-def _calls(session_id: str, prompt: _Prompt, steps: Iterator[_Step]) -> Iterator[Call]:
+def _check(sessions: int, block_tokens: int) -> None:
+    for setting, value in (("sessions", sessions), ("block_tokens", block_tokens)):
+        if value < 1:
+            raise SettingsError(f"{setting}={value} must be at least 1")
+
+
+def _calls(session_id: str, prompt: Prompt, steps: Iterator[_Step]) -> Iterator[Call]:
     """The calls of one session: its first prompt, which grows by ``steps`` while it fits."""
     now_s = 0.0
     added_at: int | None = None

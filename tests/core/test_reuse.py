@@ -347,3 +347,29 @@ def test_the_likelihood_is_that_of_the_hazards():
     assert log_survival == pytest.approx(-survived, rel=1e-3)
     density = hazards.log_likelihood(cls, 0.5, 1.5, was_read=True)
     assert density == pytest.approx(log_survival + math.log(hazards.hazard(cls, 1.5)))
+
+
+def test_reads_to_come_add_up_to_what_survival_says():
+    hazards, cls = ReuseHazards(), ("paused",)
+    for age_s in (0.0, 3.0, 40.0, 7000.0):
+        chance = math.exp(hazards.log_likelihood(cls, age_s, 7200.0, was_read=False))
+        assert hazards.p_read(cls, age_s) == pytest.approx(1.0 - chance)
+
+
+@pytest.mark.parametrize("age_s", [0.0, 0.5, 30.0, 5000.0, 7200.0, 20_000.0])
+def test_the_share_of_reads_to_come_is_reached_at_its_age(age_s):
+    hazards, cls = ReuseHazards(), ("paused",)
+    p_read = hazards.p_read(cls, age_s)
+    previous = age_s
+    for share in (0.0, 0.1, 0.5, 0.9):
+        reached_s = hazards.read_age_s(cls, age_s, share)
+        assert reached_s >= previous
+        until = 1.0 - math.exp(hazards.log_likelihood(cls, age_s, reached_s, was_read=False))
+        assert until == pytest.approx(share * p_read, abs=1e-9)
+        previous = reached_s
+
+
+def test_an_announced_read_is_expected_within_seconds():
+    hazards = ReuseHazards()
+    assert hazards.read_age_s(("announced",), 0.0, 0.5) < 3.0
+    assert hazards.read_age_s(("paused",), 0.0, 0.5) > 10.0

@@ -17,7 +17,8 @@ BLOCK_TOKENS = 32
 NUM_BLOCKS = 100
 
 
-def _worker(policy: str, model: Path, folder: Path) -> Service:
+def worker_service(policy: str, model: Path, folder: Path, *words: str) -> Service:
+    """A worker that is not yet started; of an option that is given twice the later value counts."""
     port = free_port()
     options = {
         "--saga-policy": policy,
@@ -33,7 +34,7 @@ def _worker(policy: str, model: Path, folder: Path) -> Service:
     }
     command = [sys.executable, "-m", "saga_cli.main", "worker", str(model)]
     command += ["--enforce-eager", "--enable-prompt-tokens-details"]
-    command += [word for pair in options.items() for word in pair]
+    command += [*(word for pair in options.items() for word in pair), *words]
     environment = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -49,7 +50,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
 
     model = write_tiny_model(tmp_path_factory.mktemp("tiny-llama"))
     folder = tmp_path_factory.mktemp("engine-logs")
-    services = {policy: _worker(policy, model, folder) for policy in ("off", "wa-lru-ttl")}
+    services = {policy: worker_service(policy, model, folder) for policy in ("off", "wa-lru-ttl")}
     with ExitStack() as stack:
         for service in services.values():
             service.start()

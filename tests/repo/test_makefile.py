@@ -15,11 +15,13 @@ def make(*arguments: str) -> str:
 
 def test_without_a_target_they_are_listed() -> None:
     listed = [line.split()[1] for line in make().splitlines()]
-    assert listed == ["help", "setup", "demo", "test", "check", "lock", "clean"]
+    tests = ["test", "test-vllm-matrix"]
+    assert listed == ["help", "setup", "demo", *tests, "check", "lock", "clean"]
 
 
 def test_check_runs_every_tool_in_order() -> None:
-    tools = ["setup_env.py", "ruff check", "ruff format --check", "mypy", "lint-imports"]
+    tools = ["setup_env.py", "ruff check", "ruff format --check", "bin/mypy |", "lint-imports"]
+    tools[4:4] = ["mypy tools/setup_env.py", "mypy tools/vllm_matrix.py"]
     commands = make("--dry-run", "check")
     places = [commands.index(tool) for tool in tools]
     assert places == sorted(places)

@@ -12,6 +12,7 @@ from saga_sim.profiles import PROFILES, make_profile
 from saga_sim.traces.model import runs_of
 
 SESSIONS = 800
+every_chain = pytest.mark.parametrize("name", sorted(PROFILES.keys() - {"tree"}))
 every_profile = pytest.mark.parametrize("name", sorted(PROFILES))
 
 
@@ -105,7 +106,7 @@ def test_a_block_has_one_predecessor_at_one_place(name):
             before = block
 
 
-@every_profile
+@every_chain
 def test_sessions_share_the_system_prompt_and_nothing_else(name, traces):
     firsts = [session[0] for session in traces[name].sessions]
     shared = {"swe": 1_536, "web": 2_048, "chat": 192}[name] // 64
@@ -114,7 +115,7 @@ def test_sessions_share_the_system_prompt_and_nothing_else(name, traces):
         assert ids_of(call)[:shared] == list(range(shared))
 
 
-@every_profile
+@every_chain
 def test_a_call_comes_after_the_answer_before_it_and_its_tool(name, traces):
     assert all(session[0].arrival_s == 0.0 for session in traces[name].sessions)
     for a, b in pairs_of(traces[name]):
@@ -289,7 +290,9 @@ def test_chat_prompts_start_short_and_long(traces):
 
 
 def test_an_unknown_profile_is_told_which_exist():
-    with pytest.raises(SettingsError, match="unknown profile 'sew'; choose one of chat, swe, web"):
+    with pytest.raises(
+        SettingsError, match="unknown profile 'sew'; choose one of chat, swe, tree, web"
+    ):
         make_profile("sew", sessions=1, seed=0)
 
 
@@ -299,3 +302,49 @@ def test_nothing_to_make_is_refused(name, bad):
     (setting,) = bad
     with pytest.raises(SettingsError, match=f"{setting}=0 must be at least 1"):
         make_profile(name, **{"sessions": 1, "seed": 0, **bad})
+
+
+# tree
+
+
+def searches_of(trace):
+    """Sessions by search, each search in the order in which its branches opened."""
+    searches = {}
+    for session in trace.sessions:
+        searches.setdefault(session[0].session_id.rpartition("-")[0], []).append(session)
+    return list(searches.values())
+
+
+def test_a_branch_begins_with_the_context_that_it_was_forked_from(traces):
+    sessions = {session[0].session_id: session for session in traces["tree"].sessions}
+    forks = [session[0] for session in traces["tree"].sessions if session[0].parent_session_id]
+    assert len(forks) > SESSIONS // 2
+    for fork in forks:
+        parent = [
+            call
+            for call in sessions[fork.parent_session_id]
+            if call.arrival_s + call.duration_s <= fork.arrival_s
+        ][-1]
+        context_blocks = (parent.input_tokens + parent.output_tokens) // 64
+        assert ids_of(fork)[: parent.num_blocks] == ids_of(parent)
+        assert fork.num_blocks >= context_blocks
+
+
+def test_branches_of_a_round_part_where_they_were_forked(traces):
+    search = searches_of(traces["tree"])[0]
+    one, two, three = (session[0] for session in search[1:4])
+    assert one.parent_session_id == two.parent_session_id == search[0][0].session_id
+    context_blocks = (search[0][1].input_tokens + search[0][1].output_tokens) // 64
+    assert common_blocks(one, two) == common_blocks(one, three) == context_blocks
+
+
+def test_some_branches_come_back_after_others_have_worked(traces):
+    back = [b for a, b in pairs_of(traces["tree"]) if b.arrival_s - a.arrival_s > 60.0]
+    assert len(back) > SESSIONS // 20
+
+
+def test_searches_share_the_system_prompt_and_nothing_else(traces):
+    firsts = [search[0][0] for search in searches_of(traces["tree"])]
+    assert len(firsts) > 20
+    assert all(first.parent_session_id is None for first in firsts)
+    assert all(common_blocks(a, b) == 1_024 // 64 for a, b in pairwise(firsts))

@@ -176,6 +176,7 @@ class World:
         self.running: list[Running] = []
         self.waiting: list[tuple[str, Chain]] = []  # Queued or preempted requests of sessions.
         self.has_holes = False
+        self.ending: set[str] = set()  # Said to be over while a request was under way.
 
     # Requests
 
@@ -194,6 +195,7 @@ class World:
         tokens = tokens[: self.index.num_blocks]
         if session_id is not None:
             self.index.resume(session_id, now_s=self.now_s)
+            self.ending.discard(session_id)
             if session_id in self.facts:
                 self.facts[session_id].state = RESUMING
         if not self._admit(session_id, tokens) and session_id is not None:
@@ -225,7 +227,7 @@ class World:
         facts = self.facts.get(session_id)
         known = self.index.pause(session_id, pause, now_s=self.now_s)
         assert known == (facts is not None)
-        if facts is not None and session_id in self.idle_sessions():
+        if facts is not None and session_id in self.idle_sessions() and facts.state != ENDED:
             facts.state, facts.pause = PROTECTED, pause
 
     def expect(self, session_id):
@@ -237,8 +239,10 @@ class World:
     def end(self, session_id):
         facts = self.facts.get(session_id)
         assert self.index.end(session_id, now_s=self.now_s) == (facts is not None)
-        if facts is not None:
+        if facts is not None and session_id in self.idle_sessions():
             facts.state, facts.pause = ENDED, None
+        elif session_id not in self.idle_sessions():
+            self.ending.add(session_id)
 
     # The rest of the world
 
@@ -318,6 +322,9 @@ class World:
         else:
             facts.surely, facts.maybe, facts.chain = before.surely, before.maybe, before.chain
         self.facts[session_id] = facts
+        if not resuming and session_id in self.ending:
+            self.ending.remove(session_id)
+            facts.state = ENDED
         while len(self.facts) > self.settings.max_sessions:
             _, oldest = self.facts.popitem(last=False)
             self.maybe_plain |= oldest.maybe
