@@ -39,6 +39,8 @@ class WorkerConfig:
         retention: constants of the policies.
         host_gib: GiB of host memory for KV that has left the GPU, 0 to 65,536; 0 keeps none.
         prefetch: whether KV that has left the GPU is brought back before its session's request.
+        order_waiting: whether waiting requests of sessions whose KV is there go before those of
+            sessions that would evict it.
         preempt_waiting: whether a running request is preempted for a waiting one of higher
             priority; vLLM itself preempts only when a running request cannot grow.
         shadow: a policy that runs beside the live one, on metadata only, to count what it would
@@ -49,6 +51,7 @@ class WorkerConfig:
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     host_gib: float = 0.0
     prefetch: bool = True
+    order_waiting: bool = True
     preempt_waiting: bool = False
     shadow: str | None = None
 

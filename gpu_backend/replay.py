@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.request import Request, RequestStatus
 
 from gpu_backend.kv_retention import KVRetention
 from gpu_backend.prefetch import Chain, Prefetch, Prefetcher, Residence
+from gpu_backend.residence import count_in_host, count_on_gpu
 from saga_core.pauses import Outlook
 from saga_core.prefetch import TierSpeed
 
@@ -152,23 +152,10 @@ class Replay:
     # What the prefetcher asks (EngineView)
 
     def residence(self, chain: Chain) -> Residence:
-        """Where the chain's blocks are. The pool gives up a chain's tail first, so that what is
-        there is a prefix; the first block that is not is found by halving."""
+        """Where the chain's blocks are."""
         pool = self._scheduler.kv_cache_manager.block_pool
-        low, high = 0, len(chain.hashes)
-        while low < high:
-            middle = (low + high) // 2
-            key = make_block_hash_with_group_id(chain.hashes[middle], 0)
-            if pool.cached_block_hash_to_block.get_one_block(key) is None:
-                high = middle
-            else:
-                low = middle + 1
-        host = self._saga.host
-        if host is None:
-            return Residence(low, 0)
-        rest = itertools.islice(chain.hashes, low, None)
-        keys = (make_block_hash_with_group_id(block_hash, 0) for block_hash in rest)
-        return Residence(low, sum(1 for _ in itertools.takewhile(host.__contains__, keys)))
+        on_gpu = count_on_gpu(pool, chain.hashes)
+        return Residence(on_gpu, count_in_host(self._saga.host, chain.hashes, on_gpu))
 
     def outlook(self, session_id: str, now_s: float) -> Outlook | None:
         """See :meth:`SessionIndex.outlook`."""

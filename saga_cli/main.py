@@ -128,6 +128,11 @@ def _add_worker(commands: _Commands) -> None:
         help="bring KV back to the GPU before its session's next request (on)",
     )
     add(
+        "order-waiting",
+        action=argparse.BooleanOptionalAction,
+        help="admit waiting sessions whose KV is there before those that would evict it (on)",
+    )
+    add(
         "preempt-waiting",
         action=argparse.BooleanOptionalAction,
         help="preempt a running request for a waiting one of higher priority (off)",

@@ -49,6 +49,7 @@ class WorkerOptions:
     policy: str | None = None
     host_gib: str | None = None
     prefetch: bool | None = None
+    order_waiting: bool | None = None
     preempt_waiting: bool | None = None
     shadow: str | None = None
 

@@ -24,6 +24,8 @@ class RetentionSettings:
             1e12 forgets nothing.
         pressure_low, pressure_high: share of the KV pool held where the TTL begins to shrink and
             where it has shrunk to half, 0 to 1, low below high.
+        max_overtaken_s: seconds after which a waiting request is not overtaken any more by requests
+            whose KV is there; 0 admits in order of arrival.
         max_sessions: sessions that a worker keeps facts about, at least 1.
         max_ghost_blocks: evicted block hashes remembered to count regret, about 200 bytes each; 0
             counts none.
@@ -39,6 +41,7 @@ class RetentionSettings:
     hazard_half_life_s: float = 86_400.0
     pressure_low: float = 0.7
     pressure_high: float = 0.9
+    max_overtaken_s: float = 60.0
     max_sessions: int = 100_000
     max_ghost_blocks: int = 250_000
 
@@ -54,6 +57,7 @@ class RetentionSettings:
             "hazard_half_life_s": (60.0, 1e12),
             "pressure_low": (0.0, 1.0),
             "pressure_high": (0.0, 1.0),
+            "max_overtaken_s": (0.0, 1e9),
             "max_sessions": (1, 1e9),
             "max_ghost_blocks": (0, 1e9),
         }

@@ -76,7 +76,9 @@ def test_prefix_lru_hits_what_stock_vllm_hits(
     with_ids: bool,
     base: type,
     batches_in_flight: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("SAGA_ORDER_WAITING", "0")
     options = {"base": base, "batches_in_flight": batches_in_flight}
     stock = make_engine(NUM_BLOCKS, None, **options)
     ours = make_engine(NUM_BLOCKS, "prefix-lru", **options)

@@ -100,6 +100,7 @@ def test_every_request_is_admitted_in_the_very_step_of_stock_vllm(
 ) -> None:
     """Whatever sessions hold: as many blocks are free in each step, and the queue moves alike."""
     monkeypatch.setenv("SAGA_POLICY", policy)
+    monkeypatch.setenv("SAGA_ORDER_WAITING", "0")
     engines = [Engine(wide_config, NUM_BLOCKS, with_plugin=on) for on in (True, False)]
     rng, history = random.Random(seed), dict[str, list[int]]()
     active: dict[str, Request] = {}
