@@ -58,7 +58,7 @@ class Replay:
         session_id = request.session_id
         if session_id is None or not request.is_finished():
             return
-        if request.mm_features or request.prompt_embeds is not None:
+        if request.mm_features or request.prompt_embeds is not None or request.pooling_params:
             return  # More than token ids would be needed to ask for it again.
         chain = Chain(
             tokens=array("I", request._all_token_ids),

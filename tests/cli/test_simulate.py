@@ -145,7 +145,7 @@ def test_wrong_options_are_named(
     ("words", "message"),
     [
         ("/no/such/trace.jsonl", "/no/such/trace.jsonl: cannot be read"),
-        ("profile:sew", "unknown profile 'sew'; choose one of chat, swe, web"),
+        ("profile:sew", "unknown profile 'sew'; choose one of chat, swe, tree, web"),
         ("profile:swe profile:web", "profile:swe is a whole trace"),
         ("profile:swe --format saga", "--format says how files are read"),
     ],
