@@ -45,6 +45,8 @@ MakeEngine = Callable[..., Engine]
 def enabled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The plugin is asked for; what registering changes in vLLM is undone after each test."""
     monkeypatch.setenv("VLLM_PLUGINS", "saga")
+    monkeypatch.setenv("SAGA_PREFETCH", "1")
+    monkeypatch.setenv("SAGA_PREEMPT_WAITING", "0")
     changed = (
         (SchedulerConfig, "get_scheduler_cls"),
         (EngineArgs, "create_engine_config"),

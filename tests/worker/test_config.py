@@ -132,6 +132,7 @@ FILE = """
 policy = "wa-lru"
 host_gib = 4
 prefetch = false
+order_waiting = false
 preempt_waiting = true
 shadow = "vllm"
 
@@ -144,7 +145,7 @@ max_sessions = 7
 def test_a_file_gives_every_setting(write_config):
     config = WorkerConfig.from_environment({"SAGA_CONFIG": str(write_config(FILE))})
     retention = RetentionSettings(alpha=0.25, max_sessions=7)
-    assert config == WorkerConfig("wa-lru", retention, 4.0, False, True, "vllm")
+    assert config == WorkerConfig("wa-lru", retention, 4.0, False, False, True, "vllm")
 
 
 def test_a_variable_wins_over_the_file_and_an_empty_one_says_nothing(write_config):
@@ -159,7 +160,7 @@ def test_a_variable_wins_over_the_file_and_an_empty_one_says_nothing(write_confi
     }
     retention = RetentionSettings(alpha=0.25, max_sessions=9)
     assert WorkerConfig.from_environment(variables) == WorkerConfig(
-        "gdsf", retention, 0.5, True, False, "vllm"
+        "gdsf", retention, 0.5, True, False, False, "vllm"
     )
 
 
