@@ -7,6 +7,7 @@ front. No block is ever withheld, so an allocation that stock vLLM can make is m
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.block_pool import BlockPool
@@ -23,9 +24,11 @@ _MAX_AHEAD = 32
 
 
 class SagaBlockPool(BlockPool):
-    """A stock pool turned into this class by :func:`attach`; it adds one attribute."""
+    """A stock pool turned into this class by :func:`attach`; it adds two attributes."""
 
     saga: KVRetention
+    # Blocks that the allocation under way has evicted, with their hashes; None outside of one.
+    _saga_evicted: list[tuple[int, Any]] | None = None
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         if self.saga.index is not None and num_blocks <= self.get_num_free_blocks():
@@ -34,7 +37,14 @@ class SagaBlockPool(BlockPool):
             except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
                 detach(self, "choosing victims failed")
         # Not super(): detach changes the class.
-        blocks = BlockPool.get_new_blocks(self, num_blocks)
+        evicted: list[tuple[int, Any]] = []
+        self._saga_evicted = evicted
+        try:
+            blocks = BlockPool.get_new_blocks(self, num_blocks)
+        finally:
+            self._saga_evicted = None
+        if evicted:
+            SagaBlockPool._record_evicted(self, evicted)
         self.saga.leaving.clear()
         return blocks
 
@@ -78,20 +88,28 @@ class SagaBlockPool(BlockPool):
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         block_hash = block.block_hash
-        evicted = super()._maybe_evict_cached_block(block)
-        if evicted:
-            try:
-                cache = self.cached_block_hash_to_block
-                lost = block_hash is not None and cache.get_one_block(block_hash) is None
-                self.saga.evicted(block.block_id, block_hash if lost else None)
-            except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
-                detach(self, "recording an eviction failed")
+        evicted = BlockPool._maybe_evict_cached_block(self, block)
+        if evicted and block_hash is not None:
+            if self._saga_evicted is None:
+                self._record_evicted([(block.block_id, block_hash)])
+            else:
+                self._saga_evicted.append((block.block_id, block_hash))
         return evicted
+
+    def _record_evicted(self, evicted: Sequence[tuple[int, Any]]) -> None:
+        try:
+            find = self.cached_block_hash_to_block.get_one_block
+            self.saga.evicted(
+                [block_id for block_id, _ in evicted],
+                [(block_id, key) for block_id, key in evicted if find(key) is None],
+            )
+        except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
+            detach(self, "recording evictions failed")
 
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, *args: Any, **kwargs: Any
     ) -> None:
-        super()._insert_block_hash(block_hash_with_group_id, block, *args, **kwargs)
+        BlockPool._insert_block_hash(self, block_hash_with_group_id, block, *args, **kwargs)
         try:
             self.saga.ghosts.cached(block_hash_with_group_id)
         except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM

@@ -47,6 +47,8 @@ RETENTION = (
     # What the scheduler calls, and when.
     Symbol(_MANAGER, has="block_pool kv_cache_config"),
     Symbol(f"{_MANAGER}.get_blocks", takes="self request_id"),
+    Symbol(f"{_MANAGER}.get_computed_blocks", takes="self request"),
+    Symbol(f"{_MANAGER}.get_computed_blocks_for_connector", takes="self request"),
     Symbol(f"{_MANAGER}.prefix_cache_lookup_enabled", takes="self request"),
     Symbol(
         f"{_MANAGER}.allocate_slots",

@@ -94,13 +94,18 @@ class BlockHolders:
     def owned(self, blocks: Iterable[int]) -> list[tuple[int, Held]]:
         """Those of the blocks that a run of no session holds, each with that run."""
         owner = self._owner
-        return [(block, owner[block]) for block in blocks if block in owner]
+        return [(block, owner[block]) for block in filter(owner.__contains__, blocks)]
 
-    def claim(self, held: Held) -> None:
-        """A session's run holds its blocks from now on."""
-        self.session_entries += len(held.blocks)
+    def claim(self, held: Held, after: Held | None = None) -> None:
+        """A session's run holds its blocks from now on.
+
+        What it begins with in common with the run ``after`` which it comes, it takes over from
+        that one: a session grows, and only what is new costs more than a comparison.
+        """
+        same = 0 if after is None else self._take_over(held, after)
+        self.session_entries += len(held.blocks) - same
         claims = self._claims
-        for block in held.blocks:
+        for block in held.blocks[same:]:
             claims[block] += 1
             if claims[block] == 1:
                 self.session_blocks += 1
@@ -133,14 +138,19 @@ class BlockHolders:
         self._lost_one(owner)
         return owner if owner.live == 0 else None
 
-    def lose(self, block: int) -> Held | None:
-        """The block lost its content; returns its owner when that has none left by this."""
+    def lose(self, blocks: Iterable[int]) -> list[Held]:
+        """The blocks lost their content; returns the owners that have none left by this."""
         self._losses += 1
-        self._lost_at[block] = self._losses
-        if self._claims[block]:
-            self._claims[block] = 0
-            self.session_blocks -= 1
-        return self.disown(block) if block in self._owner else None
+        losses, lost_at, claims, owner = self._losses, self._lost_at, self._claims, self._owner
+        bereft: list[Held] = []
+        for block in blocks:
+            lost_at[block] = losses
+            if claims[block]:
+                claims[block] = 0
+                self.session_blocks -= 1
+            if block in owner and (held := self.disown(block)) is not None:
+                bereft.append(held)
+        return bereft
 
     def take(self, held: Held, count: int) -> list[int]:
         """Take blocks off the run's end, until ``count`` of them are held by nobody any more.
@@ -192,6 +202,14 @@ class BlockHolders:
             owned += held.live
         assert owned == len(self._owner)
 
+    def _take_over(self, held: Held, before: Held) -> int:
+        """Leave to ``held`` the claims on blocks with which both begin; returns their number."""
+        same = _count_same(held.blocks, before.blocks)
+        if same and max(map(self._lost_at.__getitem__, held.blocks[:same])) > before.recorded_at:
+            return 0
+        del before.blocks[:same]
+        return same
+
     def _take_owned(self, held: Held, count: int) -> list[int]:
         taken: list[int] = []
         while held.blocks and len(taken) < count:
@@ -210,3 +228,17 @@ class BlockHolders:
             return
         blocks = [block for block in self.live(held) if self._owner.get(block) is held]
         held.blocks = array("I", blocks)
+
+
+def _count_same(first: array[int], second: array[int]) -> int:
+    """Entries with which both begin, found by halving: comparing slices costs next to nothing."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
+        return high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

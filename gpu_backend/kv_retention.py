@@ -180,14 +180,16 @@ class KVRetention:
 
     # Events of the block pool
 
-    def evicted(self, block: int, lost_hash: Key | None) -> None:
-        """A cached block lost its content; ``lost_hash`` is now resident nowhere."""
-        self.counters.evicted_blocks += 1
-        if lost_hash is not None:
-            self.ghosts.evicted(lost_hash)
-            self._demote(block, lost_hash)
+    def evicted(self, blocks: Sequence[int], lost: Sequence[tuple[int, Key]]) -> None:
+        """Cached blocks lost their content; the hashes of those ``lost`` are resident nowhere."""
+        self.counters.evicted_blocks += len(blocks)
+        for _, key in lost:
+            self.ghosts.evicted(key)
+        if self.host is not None:
+            for block, key in lost:
+                self._demote(block, key)
         if self.index is not None:
-            self.index.evicted(block, now_s=self.clock())
+            self.index.evicted(*blocks, now_s=self.clock())
 
     def reset(self) -> None:
         """The prefix cache was reset."""

@@ -22,10 +22,13 @@ class GhostBlocks:
 
     def evicted(self, block_hash: Hashable) -> None:
         """The last block with this hash lost its content."""
-        self._ghosts[block_hash] = None
-        self._ghosts.move_to_end(block_hash)
-        if len(self._ghosts) > self._max_blocks:
-            self._ghosts.popitem(last=False)
+        ghosts = self._ghosts
+        if block_hash in ghosts:
+            ghosts.move_to_end(block_hash)
+            return
+        ghosts[block_hash] = None
+        if len(ghosts) > self._max_blocks:
+            ghosts.popitem(last=False)
 
     def cached(self, block_hash: Hashable) -> None:
         """A block with this hash is resident (again)."""

@@ -51,6 +51,11 @@ class Replay:
         """Whether the request is one of these, not a client's."""
         return request_id in self._requests
 
+    @property
+    def has_own(self) -> bool:
+        """Whether one of these requests is under way."""
+        return bool(self._requests)
+
     # Events
 
     def released(self, request: Request, *, now_s: float) -> None:

@@ -12,13 +12,14 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
 from vllm.v1.request import Request, RequestStatus
 
 from gpu_backend import block_pool
+from gpu_backend.admission import AdmissionOrder
 from gpu_backend.config import WorkerConfig
 from gpu_backend.host_tier import Key
 from gpu_backend.kv_retention import KVRetention
@@ -37,6 +38,7 @@ class SagaSchedulerMixin:
 
     saga: KVRetention | None = None
     _saga_replay: Replay | None = None
+    _saga_admission: AdmissionOrder | None = None
     _saga_preemption: WaitingPreemption | None = None
     kv_cache_manager: Any
     connector: Any
@@ -52,6 +54,8 @@ class SagaSchedulerMixin:
         # When each batch in flight was scheduled, and how many prompt tokens it computes.
         self._saga_batches: deque[tuple[float, int]] = deque()
         self._saga_updated_s = 0.0
+        # vLLM's allocate_slots, while ours stands in its place.
+        self._saga_allocate_slots: Callable[..., Any] | None = None
         super().__init__(*args, **kwargs)
         try:
             self._saga_attach(WorkerConfig.from_environment())
@@ -66,6 +70,9 @@ class SagaSchedulerMixin:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._saga_guard(self._saga_before_step, None)
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if self._saga_allocate_slots is not None:
+            self.kv_cache_manager.allocate_slots = self._saga_allocate_slots
+            self._saga_allocate_slots = None
         # A request that decodes computes one token; nearly all others are of prompts.
         prefill = output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)
         self._saga_guard(lambda saga: self._saga_batches.append((saga.clock(), prefill)), None)
@@ -73,9 +80,10 @@ class SagaSchedulerMixin:
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         self._saga_guard(self._saga_measure, None)
-        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         replay = self._saga_replay
-        return outputs if replay is None else replay.without_own(outputs)
+        has_own = replay is not None and replay.has_own
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        return replay.without_own(outputs) if replay is not None and has_own else outputs
 
     def _free_request_blocks(self, request: Request) -> None:
         self._saga_guard(lambda saga: self._saga_release(saga, request), None)
@@ -115,6 +123,8 @@ class SagaSchedulerMixin:
     def _saga_before_step(self, saga: KVRetention) -> None:
         if self._saga_replay is not None:
             self._saga_replay.before_step(now_s=saga.clock())
+        if self._saga_admission is not None:
+            self._saga_admission.before_step(now_s=saga.clock())
         if self._saga_preemption is not None:
             self._saga_preemption.preempt_for_waiting(saga.clock())
 
@@ -154,10 +164,14 @@ class SagaSchedulerMixin:
             logger.warning("SAGA counts no regret: the blocks are not those that vLLM hashes")
         block_pool.attach(pool, saga)
         self._saga_attach_host(saga)
-        manager.allocate_slots = functools.partial(self._saga_allocate, manager.allocate_slots)
+        for name in ("get_computed_blocks", "get_computed_blocks_for_connector"):
+            look_up = functools.partial(self._saga_look_up, getattr(manager, name))
+            setattr(manager, name, look_up)
         if config.prefetch and self._saga_can_prefetch(saga):
             self._saga_replay = Replay(self, saga, super().add_request)  # type: ignore[misc]
             saga.prefetcher = self._saga_replay.prefetcher
+        if config.order_waiting and saga.index is not None and self._saga_counts_regret:
+            self._saga_admission = AdmissionOrder(self, saga, config.retention.max_overtaken_s)
         if config.preempt_waiting:
             self._saga_preemption = WaitingPreemption(self)
         if config.shadow is not None and self._saga_counts_regret:
@@ -175,9 +189,10 @@ class SagaSchedulerMixin:
     def _saga_can_prefetch(self, saga: KVRetention) -> bool:
         """Data-parallel engines step together: none may begin by itself."""
         parallel = self.vllm_config.parallel_config
-        return (
-            saga.index is not None and self._saga_counts_regret and parallel.data_parallel_size == 1
-        )
+        # What another connector would do with a request of ours is not known.
+        is_ours = self.connector is None or saga.host is not None
+        is_alone = parallel.data_parallel_size == 1
+        return saga.index is not None and self._saga_counts_regret and is_ours and is_alone
 
     def _saga_attach_host(self, saga: KVRetention) -> None:
         if self.connector is None:
@@ -197,14 +212,26 @@ class SagaSchedulerMixin:
             block_pool.detach(self.kv_cache_manager.block_pool, "an event failed")
             return otherwise
 
-    def _saga_allocate(
-        self, allocate: Callable[..., Any], request: Request, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _saga_look_up(self, look_up: Callable[[Request], Any], request: Request) -> Any:
+        """vLLM's search for cached blocks, with which it begins to admit a waiting request.
+
+        The rest of the step allocates through us. Running requests come before that, and there
+        are many of them.
+        """
+        if self._saga_allocate_slots is None:
+            manager = self.kv_cache_manager
+            self._saga_allocate_slots = manager.allocate_slots
+            manager.allocate_slots = self._saga_allocate
+        return look_up(request)
+
+    def _saga_allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's allocate_slots; the first success for a waiting request is its admission.
 
         What the request lost is counted before the allocation, which caches its own blocks. A
         request with computed tokens has been admitted before, or its KV has just been loaded.
         """
+        allocate = self._saga_allocate_slots
+        assert allocate is not None
         if self._saga_replay is not None and self._saga_replay.is_own(request.request_id):
             return self._saga_replay.allocate(allocate, request, *args, **kwargs)
         if request.status == RequestStatus.RUNNING or request.num_computed_tokens:
@@ -279,12 +306,7 @@ class SagaSchedulerMixin:
             return
         pool = self.kv_cache_manager.block_pool
         groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
-        blocks = [
-            block
-            for same_depth in itertools.zip_longest(*groups)
-            for block in same_depth
-            if block is not None and _is_of(pool, block)
-        ]
+        blocks = _in_chain_order([group for group in groups if group and _is_of(pool, group[-1])])
         release: Callable[[KVRetention], None]
         replay = self._saga_replay
         if replay is not None and replay.is_own(request.request_id):
@@ -333,6 +355,18 @@ def _ended_own(
     replay.ended(request, _cached(blocks), now_s=saga.clock())
 
 
+def _in_chain_order(groups: Sequence[list[KVCacheBlock]]) -> list[KVCacheBlock]:
+    """The blocks of all groups, those of the same depth side by side."""
+    if len(groups) == 1:
+        return list(groups[0])
+    return [
+        block
+        for same_depth in itertools.zip_longest(*groups)
+        for block in same_depth
+        if block is not None
+    ]
+
+
 def _cached(blocks: list[KVCacheBlock]) -> list[int]:
     """Ids of the blocks that have content now: bad content is dropped also while it waits."""
     return [block.block_id for block in blocks if block.block_hash is not None]
@@ -351,7 +385,7 @@ def _step(request: Request) -> Step:
 
 
 def _is_of(pool: Any, block: Any) -> bool:
-    """Whether the block is one of this pool's: some models keep part of their KV in another."""
+    """Whether the block is one of this pool's: some models keep a group's KV in another."""
     return block.block_id < len(pool.blocks) and pool.blocks[block.block_id] is block
 
 

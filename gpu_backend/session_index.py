@@ -137,9 +137,9 @@ class SessionIndex:
         held = self._new_held(session_id, "paused", blocks, now_s, wait)
         held.state, held.is_branch = state, others > 0
         held.uses = 1 if before is None else before.uses + 1
-        self._holders.claim(held)
+        self._holders.claim(held, after=before)
         if before is not None:
-            self._release(before, "superseded", kept=set(held.blocks), now_s=now_s)
+            self._release(before, "superseded", kept=held.blocks, now_s=now_s)
         self._sessions[session_id] = held
         self._sessions.move_to_end(session_id)
         self._rank(held, now_s)
@@ -235,12 +235,13 @@ class SessionIndex:
         self._keep_bounds(now_s)
         return True
 
-    def evicted(self, block: int, *, now_s: float) -> None:
-        """The block lost its content; whoever held it holds it no more."""
-        self.evictions[self._victim_states[block]] += 1
-        self._victim_states[block] = _UNHELD
-        bereft = self._holders.lose(block)
-        if bereft is not None:
+    def evicted(self, *blocks: int, now_s: float) -> None:
+        """The blocks lost their content; whoever held them holds them no more."""
+        states, evictions = self._victim_states, self.evictions
+        for block in blocks:
+            evictions[states[block]] += 1
+            states[block] = _UNHELD
+        for bereft in self._holders.lose(blocks):
             self._drop(bereft, now_s)
 
     def clear(self) -> None:
@@ -387,9 +388,9 @@ class SessionIndex:
         ):
             _, oldest = self._sessions.popitem(last=False)
             oldest.wait.is_over = True  # Its return would not be known as one.
-            self._release(oldest, "plain", kept=set(), now_s=now_s)
+            self._release(oldest, "plain", kept=(), now_s=now_s)
 
-    def _release(self, held: Held, kind: str, *, kept: set[int], now_s: float) -> None:
+    def _release(self, held: Held, kind: str, *, kept: Sequence[int], now_s: float) -> None:
         """Drop a session's run; blocks that its successor does not keep go on as a plain run.
 
         So do those that others hold, where this use was the latest: else they would fall back to
@@ -398,13 +399,17 @@ class SessionIndex:
         rest: list[int] = []
         under_shared: list[int] = []
         shared_used_s = 0.0
-        for block in self._holders.unclaim(held):
+        given_up = self._holders.unclaim(held)
+        successors = set(kept) if given_up else set()
+        for block in given_up:
             owner = self._holders.owner(block)
             if owner is not None and owner.kind == "shared":
                 # What it stands on is as much shared as the block itself.
                 under_shared += rest
                 rest, shared_used_s = [], owner.last_used_s
-            elif block not in kept and (owner is None or owner.last_used_s <= held.last_used_s):
+            elif block not in successors and (
+                owner is None or owner.last_used_s <= held.last_used_s
+            ):
                 rest.append(block)
         self._drop(held, now_s)
         if under_shared:

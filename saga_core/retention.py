@@ -2,8 +2,9 @@
 
 A *run* is the chain of blocks that the last request of a session, or one plain request, left
 behind. A policy gives each idle run a key; the run with the least key loses its blocks first, from
-the tail of the chain. A key holds until its stated moment, at which the run is ranked anew, so a
-heap holds the order and a decision costs O(log n). The policies are in ``saga_core.policies``.
+the tail of the chain. A key holds until its stated moment; the run is ranked anew after that, at
+the latest when it comes first, so a heap holds the order and a decision costs O(log n). The
+policies are in ``saga_core.policies``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from saga_core.pauses import Wait
+
+REVIEWS_PER_CALL = 2
+"""Overdue runs that one call ranks anew, beside those that come first."""
 
 
 class RunState(IntEnum):
@@ -88,7 +92,12 @@ class RetentionPolicy(Protocol):
 
 
 class EvictionOrder:
-    """Idle runs in the order of a policy. Put and discard cost O(log n), amortised."""
+    """Idle runs in the order of a policy. Put and discard cost O(log n), amortised.
+
+    Keys past their review are ranked anew a few at a call, the longest overdue first, and whenever
+    they come first: no run is given up by an overdue key. One that is worth less by now may stay
+    in its old place until its turn comes, and so be kept longer than the policy would.
+    """
 
     def __init__(self, policy: RetentionPolicy) -> None:
         self._policy = policy
@@ -131,9 +140,12 @@ class EvictionOrder:
         while self._by_key:
             key = self._by_key[0]
             entry = self._runs.get(key.run_id)
-            if entry is not None and entry[1] == key:
+            if entry is None or entry[1] is not key:
+                heapq.heappop(self._by_key)
+            elif key.review_s <= now_s:
+                self.put(entry[0], now_s=now_s, pressure=pressure)
+            else:
                 return key
-            heapq.heappop(self._by_key)
         return None
 
     def run(self, run_id: int) -> Run:
@@ -141,11 +153,13 @@ class EvictionOrder:
         return self._runs[run_id][0]
 
     def _review(self, now_s: float, pressure: float) -> None:
-        while self._by_review and self._by_review[0][0] <= now_s:
+        reviews = 0
+        while self._by_review and self._by_review[0][0] <= now_s and reviews < REVIEWS_PER_CALL:
             review_s, run_id = heapq.heappop(self._by_review)
             entry = self._runs.get(run_id)
             if entry is not None and entry[1].review_s == review_s:
                 self.put(entry[0], now_s=now_s, pressure=pressure)
+                reviews += 1
 
     def _compact(self) -> None:
         keys = [key for _, key in self._runs.values()]

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-_FIRST_EDGE_S = 0.0625
+_FIRST_EDGE_S = 2**-8
 _PER_OCTAVE = 3
 GHOST_S = 7200.0
 """Age at which an idle prefix no longer counts as one that may be read again, seconds."""
@@ -21,7 +21,7 @@ AGE_EDGES_S: tuple[float, ...] = (
         for k in range(math.ceil(_PER_OCTAVE * math.log2(GHOST_S / _FIRST_EDGE_S)))
     ),
 )
-"""Lower edges of the age buckets, seconds: three an octave from a sixteenth of a second to 2 h."""
+"""Lower edges of the age buckets, seconds: three an octave from 4 ms to 2 h."""
 
 _WIDTHS_S = tuple(
     upper - lower for lower, upper in zip(AGE_EDGES_S, (*AGE_EDGES_S[1:], 2 * GHOST_S), strict=True)

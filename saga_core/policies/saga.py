@@ -17,7 +17,7 @@ class Saga(Policy):
 
     name = "saga"
     _REVIEW_S = 60.0
-    _MIN_REVIEW_S = 1.0
+    _MIN_REVIEW_S = 0.02
 
     def key(self, run: Run, *, now_s: float, pressure: float) -> EvictionKey:
         if run.state is RunState.RESUMING:

@@ -25,7 +25,11 @@ STATEFUL = settings(PROPERTY, max_examples=50, stateful_step_count=40)
 
 
 class NaiveOrder:
-    """The eviction order by looking at every run: its own policy, the same events."""
+    """The eviction order by looking at every run: its own policy, the same events.
+
+    Of the runs whose review is due, those that are longest overdue are ranked anew, and whichever
+    comes first in the order.
+    """
 
     def __init__(self, policy):
         self.policy = policy
@@ -41,12 +45,13 @@ class NaiveOrder:
         self.keys.pop(run_id, None)
 
     def first(self, now_s):
-        for run_id, key in list(self.keys.items()):
-            if key.review_s <= now_s:
-                self.put(self.runs[run_id], now_s)
         if not self.keys:
             return None
-        key = min(self.keys.values())
+        due = sorted((key.review_s, id_) for id_, key in self.keys.items() if key.review_s <= now_s)
+        for _, run_id in due[: retention.REVIEWS_PER_CALL]:
+            self.put(self.runs[run_id], now_s)
+        while (key := min(self.keys.values())).review_s <= now_s:
+            self.put(self.runs[key.run_id], now_s)
         self.policy.gave_up(key)
         return key.run_id
 
@@ -226,3 +231,33 @@ def test_an_event_costs_a_few_heap_entries_however_many_runs_there_are(name, mos
     for _ in range(100):
         assert order.first(now_s=0.0, pressure=PRESSURE) == first
     assert heap.entries == 0
+
+
+@every_policy
+def test_the_first_run_is_never_an_overdue_one(name):
+    rng = random.Random(5)
+    order = EvictionOrder(make(name))
+    for run_id in range(500):
+        order.put(some_run(rng, run_id, 0.0), now_s=0.0, pressure=PRESSURE)
+    for now_s in (70.0, 200.0, 1e5):
+        for _ in range(20):
+            key = order.peek(now_s=now_s, pressure=PRESSURE)
+            assert key is not None
+            assert key.review_s > now_s
+            order.discard(key.run_id)
+
+
+@every_policy
+def test_calls_bring_an_order_that_is_overdue_up_to_date(name):
+    """However many reviews fall due at once: the order is then that of the policy, now."""
+    rng = random.Random(7)
+    order, policy = EvictionOrder(make(name)), make(name)
+    runs = {run_id: some_run(rng, run_id, 0.0) for run_id in range(200)}
+    for run in runs.values():
+        order.put(run, now_s=0.0, pressure=PRESSURE)
+    for _ in range(len(runs)):
+        order.peek(now_s=90.0, pressure=PRESSURE)
+    keys = {n: policy.key(run, now_s=90.0, pressure=PRESSURE) for n, run in runs.items()}
+    for run_id in sorted(keys, key=lambda n: keys[n]):
+        assert order.peek(now_s=90.0, pressure=PRESSURE).run_id == run_id
+        order.discard(run_id)

@@ -80,8 +80,8 @@ def test_a_share_that_was_read_counts_as_such():
 
 
 def test_the_age_buckets_are_thirds_of_octaves_up_to_two_hours():
-    assert AGE_EDGES_S[:2] == (0.0, 0.0625)
-    assert AGE_EDGES_S[4] == pytest.approx(0.125)
+    assert AGE_EDGES_S[:2] == (0.0, 2**-8)
+    assert AGE_EDGES_S[4] == pytest.approx(2**-7)
     assert 5000.0 < AGE_EDGES_S[-1] < 7200.0
     assert list(AGE_EDGES_S) == sorted(set(AGE_EDGES_S))
 
@@ -178,12 +178,12 @@ def test_a_part_that_was_read_counts_as_such():
 
 def test_idle_time_is_parted_at_the_edges():
     hazards = ReuseHazards()
-    hazards.at_risk(("paused", "x"), 0.05, 0.07, now_s=0.0)
-    hazards.at_risk(("paused", "x"), 0.0, 0.0625, now_s=0.0)
+    hazards.at_risk(("paused", "x"), 0.003, 0.0045, now_s=0.0)
+    hazards.at_risk(("paused", "x"), 0.0, 2**-8, now_s=0.0)
     hazards.at_risk(("paused", "x"), 20_000.0, 30_000.0, now_s=0.0)
     for cls in (("paused",), ("paused", "x")):
         risk_s = hazards._tables[cls].risk_s
-        assert risk_s[:3] == pytest.approx([0.0125 + 0.0625, 0.0075, 0.0])
+        assert risk_s[:3] == pytest.approx([2**-8 - 0.003 + 2**-8, 0.0045 - 2**-8, 0.0])
         assert risk_s[-1] == 10_000.0
 
 

@@ -19,6 +19,7 @@ RANGES = {
     "hazard_half_life_s": (60.0, 1e12),
     "pressure_low": (0.0, 1.0),
     "pressure_high": (0.0, 1.0),
+    "max_overtaken_s": (0.0, 1e9),
     "max_sessions": (1, 10**9),
     "max_ghost_blocks": (0, 10**9),
 }

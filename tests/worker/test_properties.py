@@ -266,7 +266,7 @@ def test_nothing_is_lost_or_withheld_under_load(
     run.finish()
     counters = run.engine.saga.counters
     assert counters.evicted_blocks > 4 * NUM_BLOCKS
-    assert counters.cached_tokens > 20 * BLOCK_TOKENS
+    assert counters.cached_tokens > 10 * BLOCK_TOKENS
     assert sum(request.num_preemptions for request in run.engine.requests.values()) > 0
     assert (run.engine.loads > 0) is ("host" in kind)
     if "priority" in kind:

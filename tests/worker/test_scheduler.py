@@ -261,6 +261,30 @@ def test_a_failure_of_ours_switches_the_plugin_off_and_the_engine_goes_on(
     assert state["off_reason"] == engine.saga.off_reason
 
 
+def test_running_requests_allocate_through_vllm_alone(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are many, and nothing is to be learned of them: only an admission passes us."""
+    engine, seen = make_engine(100), []
+    cls, manager = type(engine.scheduler), engine.scheduler.kv_cache_manager
+    ours, stock = cls._saga_allocate, manager.allocate_slots
+
+    def listen(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((request.request_id, request.num_computed_tokens))
+        return ours(self, request, *args, **kwargs)
+
+    monkeypatch.setattr(cls, "_saga_allocate", listen)
+    first = engine.add(_tokens(random.Random(0), 4), output_tokens=20)
+    for _ in range(5):
+        engine.step()
+        assert manager.allocate_slots == stock
+    second = engine.add(_tokens(random.Random(1), 4), output_tokens=20)
+    for _ in engine.steps():
+        assert manager.allocate_slots == stock
+    assert seen == [(first.request_id, 0), (second.request_id, 0)]
+    assert load_counters(engine)["requests"] == 2
+
+
 def test_an_unknown_policy_leaves_the_engine_stock(make_engine: MakeEngine) -> None:
     engine = make_engine(50, "no-such-policy")
     assert engine.saga is None
