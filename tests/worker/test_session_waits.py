@@ -8,6 +8,7 @@ import pytest
 
 from gpu_backend.session_index import SessionIndex
 from saga_core.pauses import PauseModel, Step, Wait
+from saga_core.reuse import AGE_EDGES_S
 from saga_core.settings import RetentionSettings
 from saga_core.types import Pause
 
@@ -189,7 +190,7 @@ def test_a_plain_run_that_is_lost_was_not_read_until_then(is_chosen: bool) -> No
     for block in (0, 1):
         told.index.evicted(block, now_s=5.0)
     assert told.reads == [("plain", 5.0, 0.0, None)]
-    assert told.model._hazards._tables["plain",].reads == [0.0] * 52
+    assert told.model._hazards._tables["plain",].reads == [0.0] * len(AGE_EDGES_S)
     assert sum(told.model._hazards._tables["plain",].risk_s) == 5.0
 
 
