@@ -7,7 +7,6 @@ front. No block is ever withheld, so an allocation that stock vLLM can make is m
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.block_pool import BlockPool
@@ -27,8 +26,8 @@ class SagaBlockPool(BlockPool):
     """A stock pool turned into this class by :func:`attach`; it adds two attributes."""
 
     saga: KVRetention
-    # Blocks that the allocation under way has evicted, with their hashes; None outside of one.
-    _saga_evicted: list[tuple[int, Any]] | None = None
+    # Blocks that have been evicted and not been recorded yet, with the hashes that they had.
+    _saga_evicted: list[tuple[int, Any]]
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         if self.saga.index is not None and num_blocks <= self.get_num_free_blocks():
@@ -37,15 +36,10 @@ class SagaBlockPool(BlockPool):
             except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
                 detach(self, "choosing victims failed")
         # Not super(): detach changes the class.
-        evicted: list[tuple[int, Any]] = []
-        self._saga_evicted = evicted
-        try:
-            blocks = BlockPool.get_new_blocks(self, num_blocks)
-        finally:
-            self._saga_evicted = None
-        if evicted:
-            SagaBlockPool._record_evicted(self, evicted)
-        self.saga.leaving.clear()
+        blocks = BlockPool.get_new_blocks(self, num_blocks)
+        if self.saga.host is not None:
+            record_evicted(self)  # While it is known who held them: they may have to be copied.
+            self.saga.leaving.clear()
         return blocks
 
     def _move_victims_to_front(self, num_blocks: int) -> None:
@@ -57,6 +51,7 @@ class SagaBlockPool(BlockPool):
         if index.on_victim is None:
             # One decision then serves many steps. A host tier asks who held a block as it goes.
             wanted += min(_MAX_AHEAD, self.num_gpu_blocks // _BLOCKS_PER_AHEAD)
+        record_evicted(self)
         blocks = self.blocks
 
         def is_idle(block_id: int) -> bool:
@@ -90,21 +85,8 @@ class SagaBlockPool(BlockPool):
         block_hash = block.block_hash
         evicted = BlockPool._maybe_evict_cached_block(self, block)
         if evicted and block_hash is not None:
-            if self._saga_evicted is None:
-                self._record_evicted([(block.block_id, block_hash)])
-            else:
-                self._saga_evicted.append((block.block_id, block_hash))
+            self._saga_evicted.append((block.block_id, block_hash))
         return evicted
-
-    def _record_evicted(self, evicted: Sequence[tuple[int, Any]]) -> None:
-        try:
-            find = self.cached_block_hash_to_block.get_one_block
-            self.saga.evicted(
-                [block_id for block_id, _ in evicted],
-                [(block_id, key) for block_id, key in evicted if find(key) is None],
-            )
-        except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
-            detach(self, "recording evictions failed")
 
     def _insert_block_hash(
         self, block_hash_with_group_id: Any, block: KVCacheBlock, *args: Any, **kwargs: Any
@@ -119,6 +101,7 @@ class SagaBlockPool(BlockPool):
         """Blocks whose content turned out to be bad: lost, but not for want of room."""
         hashes = [self.blocks[block_id].block_hash for block_id in block_ids]
         super().evict_blocks(block_ids)
+        record_evicted(self)
         for block_hash in hashes:
             if block_hash is not None:
                 self.saga.ghosts.cached(block_hash)
@@ -143,7 +126,26 @@ def attach(pool: BlockPool, saga: KVRetention) -> None:
         raise TypeError(f"the block pool is a {type(pool).__name__}, not vLLM's BlockPool")
     pool.__class__ = SagaBlockPool
     assert isinstance(pool, SagaBlockPool)
-    pool.saga = saga
+    pool.saga, pool._saga_evicted = saga, []
+
+
+def record_evicted(pool: BlockPool) -> None:
+    """Tell the retention what has been evicted since the last time.
+
+    Many allocations of a step take a block or two: what they evict is recorded together, before
+    anything is asked of the retention and at the step's end at the latest.
+    """
+    if not isinstance(pool, SagaBlockPool) or not pool._saga_evicted:
+        return
+    evicted, pool._saga_evicted = pool._saga_evicted, []
+    try:
+        find = pool.cached_block_hash_to_block.get_one_block
+        pool.saga.evicted(
+            [block_id for block_id, _ in evicted],
+            [(block_id, key) for block_id, key in evicted if find(key) is None],
+        )
+    except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
+        detach(pool, "recording evictions failed")
 
 
 def detach(pool: BlockPool, reason: str) -> None:

@@ -175,6 +175,11 @@ def _state_schemas() -> dict[str, Any]:
                 },
                 "prefill_tokens_per_s": rate,
                 "queue": _counts("running", "waiting"),
+                "scheduler": {
+                    "type": "object",
+                    "description": "engine steps, and the CPU seconds of the scheduler in them",
+                    "properties": {"steps": count, "cpu_s": amount},
+                },
                 "held": _counts("sessions", "runs", "session_blocks"),
                 "ghost_blocks": count,
                 "counters": {"type": "object", "properties": counters},

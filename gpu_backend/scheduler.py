@@ -54,6 +54,7 @@ class SagaSchedulerMixin:
         # When each batch in flight was scheduled, and how many prompt tokens it computes.
         self._saga_batches: deque[tuple[float, int]] = deque()
         self._saga_updated_s = 0.0
+        self._saga_steps, self._saga_cpu_s = 0, 0.0
         # vLLM's allocate_slots, while ours stands in its place.
         self._saga_allocate_slots: Callable[..., Any] | None = None
         super().__init__(*args, **kwargs)
@@ -68,6 +69,7 @@ class SagaSchedulerMixin:
         self._saga_guard(lambda saga: saga.arrived(request.session_id), None)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        started_s = time.thread_time()
         self._saga_guard(self._saga_before_step, None)
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         if self._saga_allocate_slots is not None:
@@ -76,14 +78,20 @@ class SagaSchedulerMixin:
         # A request that decodes computes one token; nearly all others are of prompts.
         prefill = output.total_num_scheduled_tokens - len(output.num_scheduled_tokens)
         self._saga_guard(lambda saga: self._saga_batches.append((saga.clock(), prefill)), None)
+        self._saga_steps += 1
+        self._saga_cpu_s += time.thread_time() - started_s
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        started_s = time.thread_time()
         self._saga_guard(self._saga_measure, None)
         replay = self._saga_replay
         has_own = replay is not None and replay.has_own
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
-        return replay.without_own(outputs) if replay is not None and has_own else outputs
+        if replay is not None and has_own:
+            outputs = replay.without_own(outputs)
+        self._saga_cpu_s += time.thread_time() - started_s
+        return outputs
 
     def _free_request_blocks(self, request: Request) -> None:
         self._saga_guard(lambda saga: self._saga_release(saga, request), None)
@@ -115,6 +123,7 @@ class SagaSchedulerMixin:
         return {
             "enabled": self.saga.off_reason is None,
             "queue": {"running": running, "waiting": waiting},
+            "scheduler": {"steps": self._saga_steps, "cpu_s": self._saga_cpu_s},
             **self.saga.state(num_sessions=int(message.get("sessions", 0))),
         }
 
@@ -207,6 +216,7 @@ class SagaSchedulerMixin:
         if self.saga is None or self.saga.off_reason is not None:
             return otherwise
         try:
+            block_pool.record_evicted(self.kv_cache_manager.block_pool)
             return act(self.saga)
         except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
             block_pool.detach(self.kv_cache_manager.block_pool, "an event failed")

@@ -285,12 +285,17 @@ def _shown(load: Load) -> str:
 
 
 async def _counters(worker: Service, arm: Arm) -> dict[str, float]:
-    """The plugin's counters, those of its prefetches among them; none without the plugin."""
+    """The plugin's counters, those of prefetches and scheduler among them; none without it."""
     if arm.policy == OFF:
         return {}
     state = await worker_state(worker)
     prefetch = state.get("prefetch") or {}
-    return {**state["counters"], **{f"prefetch_{name}": n for name, n in prefetch.items()}}
+    scheduler = state.get("scheduler") or {}
+    return {
+        **state["counters"],
+        **{f"prefetch_{name}": n for name, n in prefetch.items()},
+        **{f"scheduler_{name}": n for name, n in scheduler.items()},
+    }
 
 
 async def _with_progress(loop: ClosedLoop, load: Load) -> None:

@@ -13,7 +13,7 @@ from saga_core.reuse import GHOST_S, ReuseClass, ReuseHazards, ReuseModel
 from saga_core.trust import HintTrust
 from saga_core.types import Pause, ToolType, tool_type_of
 
-_REFRESH_S = 30.0
+_FIRST_REFRESH_S, _REFRESH_GROWTH, _REFRESH_S = 0.5, 1.5, 30.0
 _COUNT_EVERY_S = 30.0
 _COUNTS_PER_EVENT = 16
 _MIN_GAP_S = 0.05
@@ -139,7 +139,8 @@ class PauseModel:
         self._durations, self._reuse = PauseDurations(), ReuseModel()
         self._p95_s: dict[ReuseClass, float] = {}
         self._uncounted: deque[tuple[float, Wait]] = deque()
-        self._refreshed_s = -math.inf
+        # What is new is a large part of what is known at first: tables are made anew sooner then.
+        self._refreshed_s, self._refresh_after_s = -math.inf, _FIRST_REFRESH_S
 
     # Events
 
@@ -333,8 +334,9 @@ class PauseModel:
                     self._missed(wait)
         while len(todo) > 2 * self._max_sessions:
             todo.popleft()[1].is_over = True  # Too many to watch: what it teaches is lost.
-        if now_s - self._refreshed_s >= _REFRESH_S:
+        if now_s - self._refreshed_s >= self._refresh_after_s:
             self._refreshed_s = now_s
+            self._refresh_after_s = min(_REFRESH_S, _REFRESH_GROWTH * self._refresh_after_s)
             self._run_cuts, self._input_cuts = self._run_s.cuts(3), self._input_tokens.cuts(4)
             self._p95_s.clear()
             self._hazards.refresh()

@@ -94,9 +94,10 @@ class RetentionPolicy(Protocol):
 class EvictionOrder:
     """Idle runs in the order of a policy. Put and discard cost O(log n), amortised.
 
-    Keys past their review are ranked anew a few at a call, the longest overdue first, and whenever
-    they come first: no run is given up by an overdue key. One that is worth less by now may stay
-    in its old place until its turn comes, and so be kept longer than the policy would.
+    Keys past their review are ranked anew a few at each call of ``first``, the longest overdue
+    first, and whenever they come first: no run is given up by an overdue key. One that is worth
+    less by now may stay in its old place until its turn comes, and so be kept longer than the
+    policy would.
     """
 
     def __init__(self, policy: RetentionPolicy) -> None:
@@ -128,6 +129,7 @@ class EvictionOrder:
 
     def first(self, *, now_s: float, pressure: float) -> int | None:
         """Id of the run that loses blocks first at ``now_s``; None when there is none."""
+        self._review(now_s, pressure)
         key = self.peek(now_s=now_s, pressure=pressure)
         if key is None:
             return None
@@ -136,7 +138,6 @@ class EvictionOrder:
 
     def peek(self, *, now_s: float, pressure: float) -> EvictionKey | None:
         """Key of the run that would lose blocks first; nothing is given up by asking."""
-        self._review(now_s, pressure)
         while self._by_key:
             key = self._by_key[0]
             entry = self._runs.get(key.run_id)

@@ -94,9 +94,16 @@ class ArmRun:
         return self.regret_tokens - self.belady_regret_tokens
 
     @property
+    def scheduler_ms_per_step(self) -> float:
+        """CPU of vLLM's scheduler, with the plugin's part, per engine step; 0 without the plugin,
+        where nobody counts."""
+        steps = self.counters.get("scheduler_steps", 0)
+        return 1000 * self.counters["scheduler_cpu_s"] / steps if steps else 0.0
+
+    @property
     def values(self) -> dict[str, Any]:
         """All figures, for programs."""
-        derived = ("regret_share", "avoidable_tokens")
+        derived = ("regret_share", "avoidable_tokens", "scheduler_ms_per_step")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
 

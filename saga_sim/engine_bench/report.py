@@ -49,6 +49,7 @@ _ROWS = (
     ("requests a second", "requests_per_s", "{:.2f}"),
     ("output tokens a second", "output_tokens_per_s", "{:.1f}"),
     ("engine CPU, s", "engine_cpu_s", "{:.1f}"),
+    ("scheduler CPU per step, ms", "scheduler_ms_per_step", "{:.3f}"),
     ("pressure, start and end included", "pressure", "{:.2f}"),
     ("whole run, s", "elapsed_s", "{:.1f}"),
 )

@@ -256,7 +256,7 @@ def test_calls_bring_an_order_that_is_overdue_up_to_date(name):
     for run in runs.values():
         order.put(run, now_s=0.0, pressure=PRESSURE)
     for _ in range(len(runs)):
-        order.peek(now_s=90.0, pressure=PRESSURE)
+        order.first(now_s=90.0, pressure=PRESSURE)
     keys = {n: policy.key(run, now_s=90.0, pressure=PRESSURE) for n, run in runs.items()}
     for run_id in sorted(keys, key=lambda n: keys[n]):
         assert order.peek(now_s=90.0, pressure=PRESSURE).run_id == run_id

@@ -361,3 +361,13 @@ def test_regret_is_what_an_infinite_cache_would_have_hit_and_this_one_did_not(
     if not preempted:  # A preempted request is admitted again, which the loop above does not see.
         assert load_counters(engine)["regret_tokens"] == expected_blocks * BLOCK_TOKENS
     assert engine.saga.off_reason is None
+
+
+@pytest.mark.parametrize("policy", ["saga", "vllm"])
+def test_the_state_says_what_the_scheduler_costs(make_engine: MakeEngine, policy: str) -> None:
+    engine, rng = make_engine(100, policy), random.Random(1)
+    engine.add(_tokens(rng, 4), output_tokens=5)
+    steps = sum(1 for _ in engine.steps())
+    scheduler = engine.scheduler.saga_control({})["scheduler"]
+    assert scheduler["steps"] == steps
+    assert scheduler["cpu_s"] > 0.0
