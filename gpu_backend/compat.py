@@ -303,6 +303,7 @@ def _probe_pool() -> str | None:
         return "FreeKVCacheBlockQueue.prepend_n no longer puts blocks at the front"
     if pool.get_new_blocks(1) != [blocks[3]] or blocks[3].block_hash is not None:
         return "BlockPool.get_new_blocks no longer takes and clears the front of the free queue"
+    block_pool.record_evicted(pool)
     if pool.get_num_free_blocks() != 3 or len(saga.ghosts) != 1:
         return "BlockPool._maybe_evict_cached_block is no longer told of every eviction"
     if pool.get_new_blocks(2) != [blocks[2], blocks[1]]:

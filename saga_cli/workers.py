@@ -26,7 +26,8 @@ async def worker_state(worker: Service) -> dict[str, Any]:
     except (aiohttp.ClientError, ValueError) as error:
         raise SagaError(f"the worker's counters cannot be read: {error}") from error
     if not state.get("enabled"):
-        raise SagaError(f"the worker's counters are off: {state.get('off_reason')}")
+        reason = state.get("off_reason") or state.get("error") or "the plugin did not attach"
+        raise SagaError(f"the worker's counters are off, its log says more: {reason}")
     return state
 
 
