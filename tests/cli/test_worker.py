@@ -12,7 +12,12 @@ import pytest
 
 from saga_cli.main import main
 
-VARIABLES = ("CONFIG", "POLICY", "HOST_GIB", "PREFETCH", "PREEMPT_WAITING", "SHADOW")
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of ours is set."""
+    for name in [name for name in os.environ if name.startswith("SAGA_")]:
+        monkeypatch.delenv(name)
 
 
 class _ExecCalled(Exception):
@@ -22,8 +27,6 @@ class _ExecCalled(Exception):
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], dict[str, str]]]:
     """Run `saga worker m` with more words; returns vLLM's words after the model, and variables."""
-    for name in VARIABLES:
-        monkeypatch.delenv(f"SAGA_{name}", raising=False)
     monkeypatch.setenv("VLLM_PLUGINS", "other")
 
     def run(*words: str) -> tuple[list[str], dict[str, str]]:
@@ -49,8 +52,6 @@ def refuse(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
     """Run `saga worker m` with words that are wrong; returns the message."""
-    for name in VARIABLES:
-        monkeypatch.delenv(f"SAGA_{name}", raising=False)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("vLLM was started"))
 
     def run(*words: str) -> str:
@@ -70,6 +71,7 @@ def test_without_options_nothing_is_said(start: Any) -> None:
         (["--saga-policy", "gdsf"], {"SAGA_POLICY": "gdsf"}),
         (["--saga-prefetch"], {"SAGA_PREFETCH": "1"}),
         (["--no-saga-prefetch"], {"SAGA_PREFETCH": "0"}),
+        (["--no-saga-order-waiting"], {"SAGA_ORDER_WAITING": "0"}),
         (["--saga-preempt-waiting"], {"SAGA_PREEMPT_WAITING": "1"}),
         (["--saga-shadow"], {"SAGA_SHADOW": "vllm"}),
         (["--saga-shadow", "wa-lru"], {"SAGA_SHADOW": "wa-lru"}),
