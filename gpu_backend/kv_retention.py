@@ -261,12 +261,12 @@ class KVRetention:
         now_s = self.clock()
         for notice in notices:
             self.counters.notices += 1
-            if self.index is not None and not self._take(self.index, notice, now_s):
+            if self.index is not None and not self.index.take(notice, now_s=now_s):
                 self.counters.unknown_sessions += 1
             if self.prefetcher is not None:
                 _tell(self.prefetcher, notice, now_s)
             if self.shadow is not None:
-                _tell_shadow(self.shadow, notice, now_s)
+                self.shadow.take(notice, now_s)
 
     def state(self, *, num_sessions: int = 0) -> dict[str, object]:
         """A snapshot for ``GET /saga/v1/state``, with the ``num_sessions`` largest sessions."""
@@ -322,14 +322,6 @@ class KVRetention:
         self.counters.pinned_block_s += self._pinned_blocks * (now_s - self._pins_counted_s)
         self._pinned_blocks, self._pins_counted_s = index.counts().session_blocks, now_s
 
-    @staticmethod
-    def _take(index: SessionIndex, notice: Notice, now_s: float) -> bool:
-        if isinstance(notice, PauseNotice):
-            return index.pause(notice.session_id, notice.pause, now_s=now_s)
-        if isinstance(notice, EndNotice):
-            return index.end(notice.session_id, now_s=now_s)
-        return index.expect(notice.session_id, now_s=now_s)
-
 
 def _tell(prefetcher: Prefetcher, notice: Notice, now_s: float) -> None:
     if isinstance(notice, EndNotice):
@@ -337,12 +329,3 @@ def _tell(prefetcher: Prefetcher, notice: Notice, now_s: float) -> None:
     else:
         resume_s = None if isinstance(notice, PauseNotice) else now_s + notice.in_s
         prefetcher.expected(notice.session_id, resume_s, now_s=now_s)
-
-
-def _tell_shadow(shadow: ShadowCache, notice: Notice, now_s: float) -> None:
-    if isinstance(notice, PauseNotice):
-        shadow.pause(notice.session_id, notice.pause, now_s)
-    elif isinstance(notice, EndNotice):
-        shadow.end(notice.session_id, now_s)
-    else:
-        shadow.expect(notice.session_id, now_s)

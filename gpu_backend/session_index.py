@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpu_backend.held_blocks import BlockHolders, Held
+from saga_core.notices import EndNotice, Notice, PauseNotice
 from saga_core.pauses import Outlook, PauseModel, Step, View, Wait
 from saga_core.policies import make_policy
 from saga_core.retention import EvictionOrder, RetentionPolicy, Run, RunState
@@ -179,6 +180,14 @@ class SessionIndex:
         elif session_id not in self._queued and held.state is RunState.RESUMING:
             held.wait, held.idle_since_s = _unwatched("paused", now_s), now_s
             self._set(held, RunState.PAUSED, None, now_s)
+
+    def take(self, notice: Notice, *, now_s: float) -> bool:
+        """Somebody says something of a session. False: no such session here."""
+        if isinstance(notice, PauseNotice):
+            return self.pause(notice.session_id, notice.pause, now_s=now_s)
+        if isinstance(notice, EndNotice):
+            return self.end(notice.session_id, now_s=now_s)
+        return self.expect(notice.session_id, now_s=now_s)
 
     def pause(self, session_id: str, pause: Pause, *, now_s: float) -> bool:
         """Somebody who knows more says what the session waits for. False: no such session here."""

@@ -21,9 +21,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 from gpu_backend.regret import GhostBlocks
 from gpu_backend.session_index import SessionIndex
 from gpu_backend.virtual_blocks import VirtualBlocks, victims_ahead
+from saga_core.notices import Notice
 from saga_core.pauses import Step
 from saga_core.settings import RetentionSettings
-from saga_core.types import Pause
 
 STOCK_ORDER = "vllm"
 """The name of vLLM's own eviction order."""
@@ -205,22 +205,10 @@ class ShadowCache:
     # Control
 
     @_contained(None)
-    def pause(self, session_id: str, pause: Pause, now_s: float) -> None:
-        """Somebody who knows more says what the session waits for."""
+    def take(self, notice: Notice, now_s: float) -> None:
+        """Somebody says something of a session."""
         if self._index is not None:
-            self._index.pause(session_id, pause, now_s=now_s)
-
-    @_contained(None)
-    def expect(self, session_id: str, now_s: float) -> None:
-        """The session's next request is announced."""
-        if self._index is not None:
-            self._index.expect(session_id, now_s=now_s)
-
-    @_contained(None)
-    def end(self, session_id: str, now_s: float) -> None:
-        """The session will not return."""
-        if self._index is not None:
-            self._index.end(session_id, now_s=now_s)
+            self._index.take(notice, now_s=now_s)
 
     @_contained(None)
     def clear(self) -> None:

@@ -117,7 +117,7 @@ class Watched:
         if self.engine.with_plugin:
             self.engine.scheduler.saga_control({"notify": encode_notices([call.notice])})
         for shadow in self.shadows:
-            _notify(shadow, call.notice, self.now_s)
+            shadow.take(call.notice, self.now_s)
         request = self.engine.add(
             call.prompt, session_id=call.session_id, output_tokens=call.output_tokens
         )
@@ -172,15 +172,6 @@ class Watched:
                 now_s=self.now_s,
             )
         self._free(request)
-
-
-def _notify(shadow: ShadowCache, notice: Notice, now_s: float) -> None:
-    if isinstance(notice, PauseNotice):
-        shadow.pause(notice.session_id, notice.pause, now_s)
-    elif isinstance(notice, EndNotice):
-        shadow.end(notice.session_id, now_s)
-    else:
-        shadow.expect(notice.session_id, now_s)
 
 
 MakeWatched = Callable[..., Watched]
@@ -472,9 +463,9 @@ def test_an_end_gives_a_session_up_and_a_pause_keeps_it() -> None:
         shadow = _shadow(order, num_blocks=31)
         for name in ("kept", "over"):
             _serve(shadow, _chain(name, 10), session_id=name)
-        shadow.pause("kept", Pause(0.99, 60.0), 1.0)
-        shadow.expect("kept", 1.0)
-        shadow.end("over", 1.0)
+        shadow.take(PauseNotice("kept", Pause(0.99, 60.0)), 1.0)
+        shadow.take(ResumeNotice("kept"), 1.0)
+        shadow.take(EndNotice("over"), 1.0)
         _serve(shadow, _chain("flood", 18), now_s=2.0)
         kept = _serve(shadow, _chain("kept", 10), session_id="kept", now_s=3.0)
         return kept, _serve(shadow, _chain("over", 10), session_id="over", now_s=3.0)
@@ -507,7 +498,7 @@ def test_a_failure_switches_the_shadow_off_and_raises_nothing(
     monkeypatch.setattr(SessionIndex, "victims", fail)
     for name in ("b", "c"):
         assert shadow.admitted(name, "s", _chain(name, 15), 15 * BLOCK_TOKENS, 1.0) == 0
-    shadow.end("s", 2.0)
+    shadow.take(EndNotice("s"), 2.0)
     assert shadow.state()["off_reason"] == "admitted failed"
     assert shadow.counters.requests == 1
     assert [record.message for record in caplog.records] == [
@@ -561,7 +552,7 @@ def test_it_holds_whatever_is_told_in_any_order(
                 now_s=now_s,
             )
         elif kind == "tell":
-            _notify(shadow, _notice(rng), now_s)
+            shadow.take(_notice(rng), now_s)
         else:
             shadow.clear()
         shadow.check_integrity()
