@@ -46,15 +46,19 @@ class RunStart:
 
     Attributes:
         name: of the run, or of the tool.
-        metadata: read for ``thread_id``, ``langgraph_node`` and the keys that begin with
-            ``saga_``.
+        metadata: what LangChain says beside; read for ``thread_id``, ``langgraph_node`` and the
+            keys that begin with ``saga_``.
+        session_id, workflow, node: what the framework says of them; they win over the metadata.
     """
 
     kind: RunKind
     run_id: UUID
     parent_run_id: UUID | None
     name: str | None
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    session_id: str | None = None
+    workflow: str | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +233,7 @@ class RunTracker:
         elif start.kind is RunKind.CALL:
             step = _step_of(scope.session, known)
             run = replace(run, step=step)
-            self._calls.put(start.run_id, _call_of(scope, step, start.metadata))
+            self._calls.put(start.run_id, _call_of(scope, step, start))
         self._runs[start.run_id] = run
         tree = self._trees.setdefault(root_id, _Tree(now_s))
         tree.open_runs.add(start.run_id)
@@ -384,9 +388,9 @@ def _step_of(session: Session, known: _Run | None) -> tuple[int, str | None]:
     return session.take_step()
 
 
-def _call_of(scope: Scope, taken: tuple[int, str | None], metadata: Mapping[str, Any]) -> Call:
+def _call_of(scope: Scope, taken: tuple[int, str | None], start: RunStart) -> Call:
     step, tool_name = taken
-    node = metadata.get("langgraph_node")
+    node = start.node or start.metadata.get("langgraph_node")
     hints = Hints(
         workflow_id=scope.workflow_id,
         task_id=scope.task_id,
@@ -403,6 +407,7 @@ def _call_of(scope: Scope, taken: tuple[int, str | None], metadata: Mapping[str,
 def _named_session(start: RunStart, source: Source) -> str | None:
     named = (
         source.session_id
+        or start.session_id
         or start.metadata.get("saga_session_id")
         or start.metadata.get("thread_id")
     )
@@ -413,6 +418,7 @@ def _workflow_of(start: RunStart, source: Source, block: WorkflowRun | None) -> 
     return str(
         source.workflow
         or (block.workflow_id if block is not None else None)
+        or start.workflow
         or start.metadata.get("saga_workflow")
         or source.default_workflow
         or start.name
