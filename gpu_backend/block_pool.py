@@ -14,6 +14,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 if TYPE_CHECKING:
     from gpu_backend.kv_retention import KVRetention
+    from gpu_backend.session_index import SessionIndex
 
 logger = logging.getLogger("vllm.saga")
 
@@ -30,24 +31,30 @@ class SagaBlockPool(BlockPool):
     _saga_evicted: list[tuple[int, Any]]
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        if self.saga.index is not None and num_blocks <= self.get_num_free_blocks():
-            try:
-                self._move_victims_to_front(num_blocks)
-            except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
-                detach(self, "choosing victims failed")
+        if num_blocks > self.get_num_free_blocks():
+            return BlockPool.get_new_blocks(self, num_blocks)  # It says what is wrong.
+        saga, going = self.saga, []
+        try:
+            front = self._at_front(num_blocks)
+            if saga.index is not None:
+                unheld = _count_unheld(front, saga.index)
+                if unheld < num_blocks:
+                    self._move_victims_to_front(num_blocks - unheld)
+                    front = self._at_front(num_blocks)
+            going = [(block.block_id, block.block_hash) for block in front if block.block_hash]
+        except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
+            detach(self, "choosing victims failed")
         # Not super(): detach changes the class.
         blocks = BlockPool.get_new_blocks(self, num_blocks)
-        if self.saga.host is not None:
+        self._saga_evicted += going
+        if saga.host is not None:
             record_evicted(self)  # While it is known who held them: they may have to be copied.
-            self.saga.leaving.clear()
+            saga.leaving.clear()
         return blocks
 
-    def _move_victims_to_front(self, num_blocks: int) -> None:
+    def _move_victims_to_front(self, wanted: int) -> None:
         index = self.saga.index
         assert index is not None
-        wanted = num_blocks - self.count_unheld_at_front(num_blocks)
-        if wanted == 0:
-            return
         if index.on_victim is None:
             # One decision then serves many steps. A host tier asks who held a block as it goes.
             wanted += min(_MAX_AHEAD, self.num_gpu_blocks // _BLOCKS_PER_AHEAD)
@@ -70,41 +77,28 @@ class SagaBlockPool(BlockPool):
 
     def count_unheld_at_front(self, limit: int) -> int:
         """Blocks at the queue's front that no run holds: empty ones, and cached ones of nobody."""
-        index = self.saga.index
-        assert index is not None
-        queue = self.free_block_queue
-        count, block = 0, queue.fake_free_list_head.next_free_block
-        while count < limit and block is not None and block is not queue.fake_free_list_tail:
-            if block.block_hash is not None and index.is_held(block.block_id):
-                break
-            count += 1
+        assert self.saga.index is not None
+        front = self._at_front(min(limit, self.get_num_free_blocks()))
+        return _count_unheld(front, self.saga.index)
+
+    def _at_front(self, count: int) -> list[KVCacheBlock]:
+        """The blocks that are taken next, of which there are enough."""
+        block: Any = self.free_block_queue.fake_free_list_head
+        front: list[KVCacheBlock] = []
+        for _ in range(count):
             block = block.next_free_block
-        return count
-
-    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
-        block_hash = block.block_hash
-        evicted = BlockPool._maybe_evict_cached_block(self, block)
-        if evicted and block_hash is not None:
-            self._saga_evicted.append((block.block_id, block_hash))
-        return evicted
-
-    def _insert_block_hash(
-        self, block_hash_with_group_id: Any, block: KVCacheBlock, *args: Any, **kwargs: Any
-    ) -> None:
-        BlockPool._insert_block_hash(self, block_hash_with_group_id, block, *args, **kwargs)
-        try:
-            self.saga.ghosts.cached(block_hash_with_group_id)
-        except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
-            detach(self, "recording a cached block failed")
+            front.append(block)
+        return front
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Blocks whose content turned out to be bad: lost, but not for want of room."""
-        hashes = [self.blocks[block_id].block_hash for block_id in block_ids]
+        hashes = [(block_id, self.blocks[block_id].block_hash) for block_id in block_ids]
+        lost = [(block_id, block_hash) for block_id, block_hash in hashes if block_hash is not None]
         super().evict_blocks(block_ids)
+        self._saga_evicted += lost
         record_evicted(self)
-        for block_hash in hashes:
-            if block_hash is not None:
-                self.saga.ghosts.cached(block_hash)
+        for _, block_hash in lost:
+            self.saga.ghosts.forget(block_hash)
 
     def reset_prefix_cache(self) -> bool:
         done = super().reset_prefix_cache()
@@ -114,6 +108,14 @@ class SagaBlockPool(BlockPool):
             except Exception:  # noqa: BLE001 - the engine must go on as stock vLLM
                 detach(self, "resetting failed")
         return done
+
+
+def _count_unheld(front: list[KVCacheBlock], index: SessionIndex) -> int:
+    is_held = index.is_held
+    for count, block in enumerate(front):
+        if block.block_hash is not None and is_held(block.block_id):
+            return count
+    return len(front)
 
 
 def attach(pool: BlockPool, saga: KVRetention) -> None:

@@ -29,12 +29,10 @@ RETENTION = (
         _POOL,
         has="blocks enable_caching free_block_queue cached_block_hash_to_block hash_block_size",
     ),
-    Symbol(f"{_POOL}.get_new_blocks", takes="self num_blocks", uses="_maybe_evict_cached_block"),
+    Symbol(f"{_POOL}.get_new_blocks", takes="self num_blocks", uses="popleft_n"),
     Symbol(f"{_POOL}.get_num_free_blocks", takes="self"),
     Symbol(f"{_POOL}.free_blocks", takes="self ordered_blocks"),
-    Symbol(f"{_POOL}._maybe_evict_cached_block", takes="self block"),
     Symbol(f"{_POOL}._insert_block_hash", takes="self block_hash_with_group_id block num_tokens"),
-    Symbol(f"{_POOL}.cache_full_blocks", uses="_insert_block_hash"),
     Symbol(f"{_POOL}.evict_blocks", takes="self block_ids"),
     Symbol(f"{_POOL}.reset_prefix_cache", takes="self"),
     Symbol(f"{_CORE}block_pool:BlockHashToBlockMap.get_one_block", takes="self key"),
@@ -47,6 +45,7 @@ RETENTION = (
     # What the scheduler calls, and when.
     Symbol(_MANAGER, has="block_pool kv_cache_config"),
     Symbol(f"{_MANAGER}.get_blocks", takes="self request_id"),
+    Symbol(f"{_MANAGER}.get_block_ids", takes="self request_id"),
     Symbol(f"{_MANAGER}.get_computed_blocks", takes="self request"),
     Symbol(f"{_MANAGER}.get_computed_blocks_for_connector", takes="self request"),
     Symbol(f"{_MANAGER}.prefix_cache_lookup_enabled", takes="self request"),
@@ -305,7 +304,7 @@ def _probe_pool() -> str | None:
         return "BlockPool.get_new_blocks no longer takes and clears the front of the free queue"
     block_pool.record_evicted(pool)
     if pool.get_num_free_blocks() != 3 or len(saga.ghosts) != 1:
-        return "BlockPool._maybe_evict_cached_block is no longer told of every eviction"
+        return "BlockPool.get_new_blocks no longer evicts what it takes"
     if pool.get_new_blocks(2) != [blocks[2], blocks[1]]:
         return "BlockPool.get_new_blocks no longer takes what the policy moves to the front"
     if pool.cached_block_hash_to_block.get_one_block(hashes[0]) is not blocks[0]:

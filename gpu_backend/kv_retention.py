@@ -133,10 +133,12 @@ class KVRetention:
         host_tokens: int = 0,
         lost_blocks: int | None,
         preempted: bool,
+        blocks: Sequence[int] = (),
     ) -> None:
         """A waiting request has got its blocks and runs; ``lost_blocks`` None: not known.
 
-        Of the ``cached_tokens``, ``host_tokens`` are to be loaded from the host tier.
+        Of the ``cached_tokens``, ``host_tokens`` are to be loaded from the host tier. ``blocks``
+        are those that it holds, in chain order, as far as they are known.
         """
         if self.index is not None:
             now_s = self.clock()
@@ -145,7 +147,9 @@ class KVRetention:
                 known_blocks = None
                 if lost_blocks is not None:
                     known_blocks = cached_tokens // self.block_tokens + lost_blocks
-                self.index.started(session_id, now_s=now_s, known_blocks=known_blocks)
+                self.index.started(
+                    session_id, now_s=now_s, known_blocks=known_blocks, blocks=blocks
+                )
                 if self.prefetcher is not None:
                     local_blocks = (cached_tokens - host_tokens) // self.block_tokens
                     self.prefetcher.admitted(session_id, local_blocks)

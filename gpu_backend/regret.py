@@ -30,8 +30,8 @@ class GhostBlocks:
         if len(ghosts) > self._max_blocks:
             ghosts.popitem(last=False)
 
-    def cached(self, block_hash: Hashable) -> None:
-        """A block with this hash is resident (again)."""
+    def forget(self, block_hash: Hashable) -> None:
+        """The block's absence is nobody's regret, whatever was before."""
         self._ghosts.pop(block_hash, None)
 
     def clear(self) -> None:
@@ -44,7 +44,7 @@ class GhostBlocks:
         """Blocks at the start of ``block_hashes`` that were cached once and cannot be used now.
 
         The first of them has to be an evicted one: a resident block right behind the hit was not
-        lost, the engine chose not to use it.
+        lost, the engine chose not to use it. A ghost that is resident again is none.
 
         Args:
             block_hashes: a request's full blocks from the end of its hit on, without the block
@@ -54,7 +54,10 @@ class GhostBlocks:
         """
         lost = 0
         for block_hash in block_hashes:
-            if block_hash not in self._ghosts and not (lost and is_resident(block_hash)):
+            if is_resident(block_hash):
+                if not lost:
+                    break
+            elif block_hash not in self._ghosts:
                 break
             lost += 1
         return lost

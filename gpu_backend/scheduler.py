@@ -263,10 +263,17 @@ class SagaSchedulerMixin:
                     host_tokens=host_tokens,
                     lost_blocks=lost_blocks,
                     preempted=request.num_preemptions > 0,
+                    blocks=self._saga_blocks_of(request),
                 ),
                 None,
             )
         return new_blocks
+
+    def _saga_blocks_of(self, request: Request) -> Sequence[int]:
+        """Ids of a session's request's blocks, where one group has them all."""
+        if request.session_id is None or not self._saga_counts_regret:
+            return ()
+        return self.kv_cache_manager.get_block_ids(request.request_id)[0]  # type: ignore[no-any-return]
 
     def _saga_admitted_to_shadow(self, saga: KVRetention, request: Request) -> None:
         if saga.shadow is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ class SessionIndex:
         on_victim: told of each block chosen to be given up, with who held it (session id, or the
             run's number where no session waits for it) and its run.
         on_ranked: told of each session whose run is ranked anew, with that run.
+        is_held: whether a run holds a block, so that giving it up is the policy's decision.
 
     Raises:
         SettingsError: there is no such policy.
@@ -63,6 +65,7 @@ class SessionIndex:
     settings: RetentionSettings
     on_victim: Callable[[int, str | int, Run], None] | None = None
     on_ranked: Callable[[str, Run], None] | None = None
+    is_held: Callable[[int], bool] = field(init=False)
     _model: PauseModel = field(init=False)
     _order: EvictionOrder = field(init=False)
     _holders: BlockHolders = field(init=False)
@@ -85,6 +88,7 @@ class SessionIndex:
         self._model = PauseModel(max_sessions=s.max_sessions, half_life_s=s.hazard_half_life_s)
         self._order = EvictionOrder(make_policy(self.policy_name, s, self._model))
         self._holders = BlockHolders(self.num_blocks)
+        self.is_held = self._holders.is_held  # Asked for every block that is taken.
         self._victim_states = bytearray([_UNHELD]) * self.num_blocks
 
     # Events
@@ -158,14 +162,25 @@ class SessionIndex:
             return
         if not others:
             held.resumed_s = now_s
-        self._set(held, RunState.RESUMING, held.pause, now_s)
+        held.state = RunState.RESUMING
+        self._rank(held, now_s, rises=True)
 
-    def started(self, session_id: str, *, now_s: float, known_blocks: int | None = None) -> None:
+    def started(
+        self,
+        session_id: str,
+        *,
+        now_s: float,
+        known_blocks: int | None = None,
+        blocks: Sequence[int] = (),
+    ) -> None:
         """The waiting request has taken what it could use of its session's KV.
 
         What it left is superseded; what it took is in use, and recorded again at its end.
-        ``known_blocks`` are those of its prompt that had been computed before, evicted or not;
-        None when that is not known.
+
+        Args:
+            known_blocks: those of its prompt that had been computed before, evicted or not; None
+                when that is not known.
+            blocks: those that it holds now, in chain order, as far as they are known.
         """
         self._set_queued(session_id, self._queued.get(session_id, 0) - 1)
         held = self._sessions.get(session_id)
@@ -176,7 +191,11 @@ class SessionIndex:
         if self._outstanding.get(session_id, 0) <= 1:
             # How much is left is known only when the request ends: until then nothing is learned.
             held.wait, held.idle_since_s = _unwatched("superseded", now_s), now_s
-            self._set(held, RunState.IDLE, None, now_s)
+            held.state, held.pause = RunState.IDLE, None
+            if held.blocks == array("I", blocks[: len(held.blocks)]) and self.on_ranked is None:
+                self._unrank(held)  # All of it is in use.
+            else:
+                self._rank(held, now_s)
         elif session_id not in self._queued and held.state is RunState.RESUMING:
             held.wait, held.idle_since_s = _unwatched("paused", now_s), now_s
             self._set(held, RunState.PAUSED, None, now_s)
@@ -263,10 +282,6 @@ class SessionIndex:
         self._order = EvictionOrder(self.make_policy())
 
     # Decisions
-
-    def is_held(self, block: int) -> bool:
-        """Whether a run holds the block, so that giving it up is the policy's decision."""
-        return self._holders.is_held(block)
 
     def victims(self, count: int, *, now_s: float, is_idle: Callable[[int], bool]) -> list[int]:
         """Choose up to ``count`` blocks to give up, the first to go first.
@@ -478,8 +493,10 @@ class SessionIndex:
             if owner.kind == "shared":
                 # Used with all that stands on it, and given up after it.
                 owner.last_used_s = owner.idle_since_s = math.nextafter(now_s, math.inf)
-            if run_id in read or owner.kind == "shared":
+            if run_id in read:
                 self._rank(owner, now_s)
+            elif owner.kind == "shared":
+                self._rank(owner, now_s, rises=True)
 
     def _share(self, blocks: Sequence[int], now_s: float) -> None:
         """A new session begins with blocks of others: these are a run of their own from now on."""
@@ -506,7 +523,8 @@ class SessionIndex:
         held.state, held.pause = state, pause
         self._rank(held, now_s)
 
-    def _rank(self, held: Held, now_s: float) -> None:
+    def _rank(self, held: Held, now_s: float, *, rises: bool = False) -> None:
+        """Put the run in its place; one that ``rises`` goes no sooner than before."""
         p_reuse = pause_p95_s = 0.0
         if held.pause is not None:
             p_reuse, pause_p95_s = held.pause.p_reuse, held.pause.pause_p95_s
@@ -524,17 +542,22 @@ class SessionIndex:
             wait=held.wait,
         )
         self._held[held.run_id] = held
-        self._order.put(run, now_s=now_s, pressure=self.pressure())
+        put = self._order.defer if rises else self._order.put
+        put(run, now_s=now_s, pressure=self.pressure())
         if self.on_ranked is not None and held.session_id is not None:
             self.on_ranked(held.session_id, run)
 
     def _drop(self, held: Held, now_s: float) -> None:
         """Forget a run that holds no blocks. A session stays known, so that its facts survive."""
-        self._order.discard(held.run_id)
-        self._held.pop(held.run_id, None)
+        self._unrank(held)
         if held.session_id is None:
             # A later read would go unnoticed: what is known is that there was none until now.
             self._model.read(held.wait, now_s=now_s, share=0.0)
+
+    def _unrank(self, held: Held) -> None:
+        """Nothing that the run holds is to be given up."""
+        self._order.discard(held.run_id)
+        self._held.pop(held.run_id, None)
 
 
 def _set_count(counts: dict[str, int], key: str, count: int) -> None:

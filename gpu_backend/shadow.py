@@ -163,7 +163,9 @@ class ShadowCache:
         self._cache(chain, block_hashes)
         if self._index is not None and session_id is not None:
             known_blocks = chain.hit + lost_blocks if self.settings.max_ghost_blocks else None
-            self._index.started(session_id, now_s=now_s, known_blocks=known_blocks)
+            self._index.started(
+                session_id, now_s=now_s, known_blocks=known_blocks, blocks=chain.blocks
+            )
         cached_tokens = chain.hit * self.block_tokens
         if not preempted:
             self.counters.requests += 1
@@ -266,7 +268,6 @@ class ShadowCache:
         for i in range(chain.hit, min(len(chain.blocks), len(block_hashes))):
             if self._blocks.hashes[chain.blocks[i]] is None:
                 self._blocks.cache(chain.blocks[i], block_hashes[i])
-                self._ghosts.cached(block_hashes[i])
 
     def _forget_uncomputed(self, chain: _Chain, num_computed: int, now_s: float) -> None:
         """A prompt is cached as a whole at admission; the request may have ended before that."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from urllib.parse import unquote
 
 from saga_core.types import ToolType, parse_tool_type
@@ -17,6 +18,7 @@ MAX_VALUE_CHARS = 256
 _TOKEN = re.compile(r"[A-Za-z0-9._~:-]{1,256}")
 _NOT_TOKEN = re.compile(r"[^A-Za-z0-9._~:-]+")
 _MAX_INT_DIGITS = 15
+_MAX_INT = 10**_MAX_INT_DIGITS - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ HEADERS: dict[str, str] = {
 }
 """Field of :class:`Hints` → name of its header."""
 
+_INT_FIELDS = frozenset({"step", "deadline_ms"})
+_PARSED_FIELDS = _INT_FIELDS | {"tool", "final"}
 _FIELD_OF = {header.lower(): field for field, header in HEADERS.items()}
 _BAGGAGE = {
     "saga.workflow_id": "workflow_id",
@@ -80,10 +84,18 @@ def clean(value: str) -> str | None:
 
     A legal value stays as it is. Returns None when nothing legal is left.
     """
+    # The ids of a session come again with each of its calls. A long text is not worth keeping.
+    return _clean_short(value) if len(value) <= MAX_VALUE_CHARS else _clean(value)
+
+
+def _clean(value: str) -> str | None:
     if _TOKEN.fullmatch(value):
         return value
     cleaned = _NOT_TOKEN.sub("-", value).strip("-")[:MAX_VALUE_CHARS]
     return cleaned or None
+
+
+_clean_short = lru_cache(maxsize=4096)(_clean)
 
 
 def encode(hints: Hints) -> dict[str, str]:
@@ -95,8 +107,8 @@ def encode(hints: Hints) -> dict[str, str]:
         value = getattr(hints, field)
         if value is None or value is False:
             continue
-        text = "1" if value is True else clean(str(value))
-        if text and _parse(field, text) is not None:
+        text = _written(field, value)
+        if text is not None:
             headers[header] = text
     return headers
 
@@ -130,8 +142,19 @@ def decode(headers: Iterable[tuple[str, str]]) -> Decoded:
     return Decoded(Hints(**found), tuple(dropped))  # type: ignore[arg-type]
 
 
+def _written(field: str, value: object) -> str | None:
+    if type(value) is ToolType:
+        return value.value
+    if type(value) is int and field in _INT_FIELDS:
+        return str(value) if 0 <= value <= _MAX_INT else None
+    text = "1" if value is True else clean(str(value))
+    if text is None or field not in _PARSED_FIELDS:
+        return text
+    return text if _parse(field, text) is not None else None
+
+
 def _parse(field: str, value: str) -> str | int | bool | ToolType | None:
-    if field in ("step", "deadline_ms"):
+    if field in _INT_FIELDS:
         legal = value.isascii() and value.isdigit() and len(value) <= _MAX_INT_DIGITS
         return int(value) if legal else None
     if field == "final":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -19,6 +18,9 @@ from saga_core.pauses import Wait
 
 REVIEWS_PER_CALL = 2
 """Overdue runs that one call ranks anew, beside those that come first."""
+
+# Entries of a heap for each run, stale ones included, before it is made anew.
+_MAX_ENTRIES_PER_RUN = 4
 
 
 class RunState(IntEnum):
@@ -30,8 +32,7 @@ class RunState(IntEnum):
     RESUMING = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """An idle run as a policy sees it.
 
     Attributes:
@@ -92,7 +93,7 @@ class RetentionPolicy(Protocol):
 
 
 class EvictionOrder:
-    """Idle runs in the order of a policy. Put and discard cost O(log n), amortised.
+    """Idle runs in the order of a policy. Put and discard cost O(log n), amortised; defer O(1).
 
     Keys past their review are ranked anew a few at each call of ``first``, the longest overdue
     first, and whenever they come first: no run is given up by an overdue key. One that is worth
@@ -106,6 +107,8 @@ class EvictionOrder:
         # Both heaps hold stale entries; a live one equals the key in _runs.
         self._by_key: list[EvictionKey] = []
         self._by_review: list[tuple[float, int]] = []
+        # Runs that have risen since they got their key: ranked anew when they come first.
+        self._deferred: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -117,15 +120,27 @@ class EvictionOrder:
         """Add a run, or replace the run of that id."""
         key = self._policy.key(run, now_s=now_s, pressure=pressure)
         self._runs[run.run_id] = (run, key)
+        self._deferred.discard(run.run_id)
         heapq.heappush(self._by_key, key)
         if key.review_s < math.inf:
             heapq.heappush(self._by_review, (key.review_s, run.run_id))
-        if max(len(self._by_key), len(self._by_review)) > 2 * len(self._runs) + 64:
+        max_entries = _MAX_ENTRIES_PER_RUN * len(self._runs) + 64
+        if len(self._by_key) > max_entries or len(self._by_review) > max_entries:
             self._compact()
+
+    def defer(self, run: Run, *, now_s: float, pressure: float) -> None:
+        """Put a run that goes no sooner than it did when it was put last."""
+        before = self._runs.get(run.run_id)
+        if before is None:
+            self.put(run, now_s=now_s, pressure=pressure)
+        else:
+            self._runs[run.run_id] = (run, before[1])
+            self._deferred.add(run.run_id)
 
     def discard(self, run_id: int) -> None:
         """Remove a run; nothing happens when it is not there."""
         self._runs.pop(run_id, None)
+        self._deferred.discard(run_id)
 
     def first(self, *, now_s: float, pressure: float) -> int | None:
         """Id of the run that loses blocks first at ``now_s``; None when there is none."""
@@ -143,7 +158,7 @@ class EvictionOrder:
             entry = self._runs.get(key.run_id)
             if entry is None or entry[1] is not key:
                 heapq.heappop(self._by_key)
-            elif key.review_s <= now_s:
+            elif key.review_s <= now_s or key.run_id in self._deferred:
                 self.put(entry[0], now_s=now_s, pressure=pressure)
             else:
                 return key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 
 class ToolType(StrEnum):
@@ -35,6 +36,7 @@ _NAME_WORDS: tuple[tuple[ToolType, str], ...] = (
     (ToolType.WEB_API, "web http browse browser fetch url api crawl scrape internet"),
     (ToolType.FILE_IO, "file files read write edit editor grep glob search list ls directory"),
 )
+_MAX_NAME_CHARS = 256
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -52,8 +54,14 @@ def parse_tool_type(value: str) -> ToolType | None:
 def tool_type_of(name: str) -> ToolType:
     """Guess the type of a tool from the words of its name; ``OTHER`` when none is known.
 
-    Words are parted as in ``read_file``, ``read-file`` and ``ReadFile``.
+    Words are parted as in ``read_file``, ``read-file`` and ``ReadFile``. Of a name the first 256
+    characters count.
     """
+    return _tool_type_of(name[:_MAX_NAME_CHARS])
+
+
+@lru_cache(maxsize=1024)
+def _tool_type_of(name: str) -> ToolType:
     words = {word.lower() for word in _WORD.findall(name)}
     for tool, known in _NAME_WORDS:
         if not words.isdisjoint(known.split()):

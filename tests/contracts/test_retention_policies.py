@@ -3,7 +3,6 @@
 A policy joins by standing in ``POLICIES``.
 """
 
-import dataclasses
 import itertools
 import math
 import random
@@ -49,7 +48,7 @@ def test_the_same_run_time_and_pressure_give_the_same_key(name, run, s, now_s, p
     policy = make(name, s)
     key = policy.key(run, now_s=now_s, pressure=pressure)
     assert policy.key(run, now_s=now_s, pressure=pressure) == key
-    again = make(name, s).key(dataclasses.replace(run), now_s=now_s, pressure=pressure)
+    again = make(name, s).key(Run(*run), now_s=now_s, pressure=pressure)
     assert again == key
 
 
@@ -58,7 +57,7 @@ def test_the_same_run_time_and_pressure_give_the_same_key(name, run, s, now_s, p
 @given(st.lists(run_of(st.just(0)), max_size=8), constants, TIMES)
 def test_keys_of_different_runs_have_a_total_order(name, templates, s, now_s):
     policy = make(name, s)
-    runs = [dataclasses.replace(run, run_id=n) for n, run in enumerate(templates)]
+    runs = [run._replace(run_id=n) for n, run in enumerate(templates)]
     keys = [policy.key(run, now_s=now_s, pressure=0.8) for run in runs]
     for run, key in zip(runs, keys, strict=True):
         assert key.run_id == run.run_id
@@ -113,9 +112,7 @@ def test_the_blind_policies_are_those_that_exist():
 def test_a_session_whose_request_is_queued_goes_after_its_equals(name, run, s, now_s, pressure):
     policy = make(name, s)
     resuming, *others = (
-        policy.key(
-            dataclasses.replace(run, run_id=run_id, state=state), now_s=now_s, pressure=pressure
-        )
+        policy.key(run._replace(run_id=run_id, state=state), now_s=now_s, pressure=pressure)
         for run_id, state in enumerate(sorted(RunState, reverse=True))
     )
     assert all(other < resuming for other in others)
@@ -129,8 +126,7 @@ def test_an_ended_session_goes_before_one_that_pauses(name, run, s, now_s, press
     policy = make(name, s)
     ended, paused = (
         policy.key(
-            dataclasses.replace(
-                run,
+            run._replace(
                 run_id=run_id,
                 state=state,
                 last_used_s=now_s - age_s,
@@ -187,7 +183,7 @@ EXTREME_TIMES = st.sampled_from([0.0, -0.0, 5e-324, 1e-9, 7200.0, 86_400.0, 1e9,
 def test_no_time_is_too_early_or_too_late(name, run, now_s, used_s, idle_s, since_s, share, s):
     """Also when a clock went back: a run may seem to have been left in the future."""
     wait = None if run.wait is None else Wait(View(run.wait.plain.cls, since_s))
-    run = dataclasses.replace(run, last_used_s=used_s, idle_since_s=idle_s, wait=wait)
+    run = run._replace(last_used_s=used_s, idle_since_s=idle_s, wait=wait)
     key = make(name, s).key(run, now_s=now_s, pressure=share)
     assert key.review_s > now_s
     assert not any(math.isnan(part) for part in key)

@@ -177,18 +177,12 @@ def _one_further(original: Any, pool: Any, num_blocks: int) -> Any:
     return original(pool, num_blocks)
 
 
-def _unreported(original: Any, pool: Any, block: Any) -> bool:
-    original(pool, block)
-    return False
-
-
 _BLOCKS = "vllm.v1.core.block_pool"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _HOST = "vllm.v1.kv_offload.cpu.manager:CPUOffloadingManager"
 POOL_FAULTS: dict[str, Callable[..., Any]] = {
     f"{_BLOCKS}:BlockPool.free_blocks": _reversed,
     f"{_BLOCKS}:BlockPool.get_new_blocks": _one_further,
-    f"{_BLOCKS}:BlockPool._maybe_evict_cached_block": _unreported,
     f"{_BLOCKS}:BlockHashToBlockMap.get_one_block": lambda original, cache, key: None,
     "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n": (
         lambda original, queue, blocks: queue.append_n(blocks)

@@ -41,7 +41,6 @@ class SmallLRU:
         for block_hash in reversed(hashes):
             self.resident[block_hash] = None
             self.resident.move_to_end(block_hash)
-            self.ghosts.cached(block_hash)
         while len(self.resident) > CAPACITY:
             evicted, _ = self.resident.popitem(last=False)
             self.ghosts.evicted(evicted)
@@ -133,11 +132,17 @@ def test_hashes_are_read_only_as_far_as_they_are_lost():
     assert list(rest) == ["y", "z"]
 
 
-def test_what_is_cached_again_is_no_ghost():
+def test_what_is_cached_again_is_not_lost():
     ghosts = GhostBlocks(10)
     ghosts.evicted("a")
-    ghosts.cached("a")
-    ghosts.cached("never seen")
+    assert ghosts.count_lost("a", "a".__contains__) == 0
+
+
+def test_what_is_gone_on_purpose_is_no_regret():
+    ghosts = GhostBlocks(10)
+    ghosts.evicted("a")
+    ghosts.forget("a")
+    ghosts.forget("never seen")
     assert len(ghosts) == 0
     assert ghosts.count_lost("a", nowhere) == 0
 

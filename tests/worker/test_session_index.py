@@ -294,7 +294,9 @@ class World:
         if session_id is not None:
             # Every third request does not know how much of it was lost to evictions.
             known_blocks = len(hit) if len(tokens) % 3 else None
-            self.index.started(session_id, now_s=self.now_s, known_blocks=known_blocks)
+            self.index.started(
+                session_id, now_s=self.now_s, known_blocks=known_blocks, blocks=blocks
+            )
             if session_id in self.facts:
                 self.facts[session_id].state = UNPROTECTED
         return True
