@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpu_backend.held_blocks import BlockHolders, Held
+from gpu_backend.requests_under_way import RequestsUnderWay
 from saga_core.notices import EndNotice, Notice, PauseNotice
 from saga_core.pauses import Outlook, PauseModel, Step, View, Wait
 from saga_core.policies import make_policy
@@ -72,15 +73,10 @@ class SessionIndex:
     # Runs that may have idle blocks, and the latest run of each session, also when it has none.
     _held: dict[int, Held] = field(init=False, default_factory=dict)
     _sessions: OrderedDict[str, Held] = field(init=False, default_factory=OrderedDict)
-    # Requests of a session that have arrived and not ended, and of these the ones that have not
-    # started; only sessions that have some.
-    _outstanding: dict[str, int] = field(init=False, default_factory=dict)
-    _queued: dict[str, int] = field(init=False, default_factory=dict)
+    _requests: RequestsUnderWay = field(init=False, default_factory=RequestsUnderWay)
     # Evicted blocks by the state of the run that held them; the last is of those that none held.
     evictions: list[int] = field(init=False, default_factory=lambda: [0] * (_UNHELD + 1))
     _victim_states: bytearray = field(init=False)
-    # Sessions said to be over while a request of theirs had not ended.
-    _ending: set[str] = field(init=False, default_factory=set)
     _next_run_id: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -114,11 +110,11 @@ class SessionIndex:
                 self._read_owners(blocks, None, now_s=now_s, arrival_s=now_s - step.run_s)
                 self._leave(blocks, "plain", last_used_s=now_s, now_s=now_s)
             return
-        others = self._outstanding.get(session_id, 0) - 1
+        others = self._requests.count(session_id) - 1
         if resuming:
-            self._set_queued(session_id, self._queued.get(session_id, 0) + 1)
+            self._requests.queued(session_id)
         else:
-            self._set_outstanding(session_id, others)
+            self._requests.ended(session_id)
         before = self._sessions.get(session_id)
         if before is not None:
             if not blocks and before.resumed_s is not None:
@@ -133,7 +129,7 @@ class SessionIndex:
         self._read_owners(blocks, session_id, now_s=now_s, arrival_s=now_s - step.run_s)
         if before is None:
             self._share(blocks, now_s)
-        is_queued = resuming or session_id in self._queued
+        is_queued = resuming or self._requests.is_queued(session_id)
         state = RunState.RESUMING if is_queued else RunState.PAUSED
         if resuming or others > 0:
             wait = _unwatched("paused", now_s)
@@ -153,14 +149,12 @@ class SessionIndex:
 
     def resume(self, session_id: str, *, now_s: float) -> None:
         """The session's next request has arrived and waits; its KV is about to be read."""
-        others = self._outstanding.get(session_id, 0)
-        self._set_outstanding(session_id, others + 1)
-        self._set_queued(session_id, self._queued.get(session_id, 0) + 1)
-        self._ending.discard(session_id)
+        is_only = session_id not in self._requests
+        self._requests.arrived(session_id)
         held = self._sessions.get(session_id)
         if held is None:
             return
-        if not others:
+        if is_only:
             held.resumed_s = now_s
         held.state = RunState.RESUMING
         self._rank(held, now_s, rises=True)
@@ -182,13 +176,13 @@ class SessionIndex:
                 when that is not known.
             blocks: those that it holds now, in chain order, as far as they are known.
         """
-        self._set_queued(session_id, self._queued.get(session_id, 0) - 1)
+        self._requests.started(session_id)
         held = self._sessions.get(session_id)
         if held is None:
             return
         if held.resumed_s is not None:
             self._read_session(held, known_blocks, held.resumed_s)
-        if self._outstanding.get(session_id, 0) <= 1:
+        if self._requests.count(session_id) <= 1:
             # How much is left is known only when the request ends: until then nothing is learned.
             held.wait, held.idle_since_s = _unwatched("superseded", now_s), now_s
             held.state, held.pause = RunState.IDLE, None
@@ -196,7 +190,7 @@ class SessionIndex:
                 self._unrank(held)  # All of it is in use.
             else:
                 self._rank(held, now_s)
-        elif session_id not in self._queued and held.state is RunState.RESUMING:
+        elif not self._requests.is_queued(session_id) and held.state is RunState.RESUMING:
             held.wait, held.idle_since_s = _unwatched("paused", now_s), now_s
             self._set(held, RunState.PAUSED, None, now_s)
 
@@ -213,7 +207,7 @@ class SessionIndex:
         held = self._sessions.get(session_id)
         if held is None:
             return False
-        if session_id in self._outstanding or held.state is RunState.ENDED:
+        if session_id in self._requests or held.state is RunState.ENDED:
             return True  # The notice was overtaken, by the next request or by the end.
         self._model.told(session_id, held.wait, pause, now_s=now_s)
         self._set(held, RunState.PAUSED, pause, now_s)
@@ -236,8 +230,8 @@ class SessionIndex:
         While a request of it is under way, that is so from the request's end on.
         """
         held = self._sessions.get(session_id)
-        if session_id in self._outstanding:
-            self._ending.add(session_id)
+        if session_id in self._requests:
+            self._requests.end_later(session_id)
             return held is not None
         if held is None:
             return False
@@ -345,13 +339,10 @@ class SessionIndex:
         owners = [held for held in self._held.values() if held.session_id is None]
         self._holders.check_integrity(self._sessions.values(), owners)
         assert self._holders.session_entries <= _MAX_ENTRIES_PER_BLOCK * self.num_blocks
-        assert all(count > 0 for count in self._outstanding.values())
-        for session_id, count in self._queued.items():
-            assert 0 < count <= self._outstanding[session_id]
-        assert self._ending <= self._outstanding.keys()
+        self._requests.check_integrity()
         for session_id, held in self._sessions.items():
             assert (held.session_id, held.kind) == (session_id, "paused")
-            assert held.resumed_s is None or session_id in self._outstanding
+            assert held.resumed_s is None or session_id in self._requests
             assert held.state is not RunState.IDLE or held.wait.is_over
             assert self._held.get(held.run_id, held) is held
         assert len(self._order) == len(self._held)
@@ -391,18 +382,8 @@ class SessionIndex:
             self._end_if_over(held.session_id, now_s)
 
     def _end_if_over(self, session_id: str, now_s: float) -> None:
-        if session_id in self._ending and session_id not in self._outstanding:
-            self._ending.remove(session_id)
+        if self._requests.take_end(session_id):
             self.end(session_id, now_s=now_s)
-
-    def _set_outstanding(self, session_id: str, count: int) -> None:
-        _set_count(self._outstanding, session_id, count)
-        self._set_queued(session_id, self._queued.get(session_id, 0))
-
-    def _set_queued(self, session_id: str, count: int) -> None:
-        """At most all that are outstanding: which of them was aborted is not known."""
-        count = min(count, self._outstanding.get(session_id, 0))
-        _set_count(self._queued, session_id, count)
 
     def _keep_bounds(self, now_s: float) -> None:
         """Let the least recently used sessions go when there are too many, or too many entries."""
@@ -558,14 +539,6 @@ class SessionIndex:
         """Nothing that the run holds is to be given up."""
         self._order.discard(held.run_id)
         self._held.pop(held.run_id, None)
-
-
-def _set_count(counts: dict[str, int], key: str, count: int) -> None:
-    """Keep only counts above 0."""
-    if count > 0:
-        counts[key] = count
-    else:
-        counts.pop(key, None)
 
 
 def _unwatched(kind: str, now_s: float) -> Wait:
