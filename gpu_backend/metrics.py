@@ -224,6 +224,19 @@ SERIES = (
         (),
         _at("host", "refused_blocks"),
     ),
+    Series("saga_worker_scheduler_steps_total", "engine steps", (), _at("scheduler", "steps")),
+    Series(
+        "saga_worker_scheduler_cpu_seconds_total",
+        "CPU seconds of the scheduler in these steps, the plugin's included",
+        (),
+        _at("scheduler", "cpu_s"),
+    ),
+    Series(
+        "saga_worker_gave_way_total",
+        "running requests preempted for a waiting one of higher priority",
+        (),
+        _at("scheduler", "gave_way"),
+    ),
     Series("saga_worker_notices_total", "notices taken", (), _at("counters", "notices")),
     Series(
         "saga_worker_unknown_session_notices_total",

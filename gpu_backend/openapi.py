@@ -177,8 +177,9 @@ def _state_schemas() -> dict[str, Any]:
                 "queue": _counts("running", "waiting"),
                 "scheduler": {
                     "type": "object",
-                    "description": "engine steps, and the CPU seconds of the scheduler in them",
-                    "properties": {"steps": count, "cpu_s": amount},
+                    "description": "engine steps, the CPU seconds of the scheduler in them, and "
+                    "how often a running request gave way to a waiting one",
+                    "properties": {"steps": count, "cpu_s": amount, "gave_way": count},
                 },
                 "held": _counts("sessions", "runs", "session_blocks"),
                 "ghost_blocks": count,

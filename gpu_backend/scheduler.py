@@ -123,7 +123,11 @@ class SagaSchedulerMixin:
         return {
             "enabled": self.saga.off_reason is None,
             "queue": {"running": running, "waiting": waiting},
-            "scheduler": {"steps": self._saga_steps, "cpu_s": self._saga_cpu_s},
+            "scheduler": {
+                "steps": self._saga_steps,
+                "cpu_s": self._saga_cpu_s,
+                "gave_way": self._saga_preemption.total_preempted if self._saga_preemption else 0,
+            },
             **self.saga.state(num_sessions=int(message.get("sessions", 0))),
         }
 

@@ -45,7 +45,7 @@ def worker_service(policy: str, model: Path, folder: Path, *words: str) -> Servi
 
 @pytest.fixture(scope="session")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
-    """Stock vLLM without the plugin ("off"), and the plugin with its default policy."""
+    """Stock vLLM without the plugin ("off"), and the plugin with a policy that learns nothing."""
     from gpu_backend.model_free import write_tiny_model
 
     model = write_tiny_model(tmp_path_factory.mktemp("tiny-llama"))

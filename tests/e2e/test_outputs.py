@@ -250,6 +250,25 @@ async def test_a_preempted_request_is_answered_as_one_that_ran_alone(
         _assert_same_but_for_ties(one, other)
 
 
+async def test_every_token_is_the_same_when_a_request_gives_way_to_a_waiting_one(
+    arms: dict[str, Service],
+) -> None:
+    """Only one of the two fits at a time, so each runs alone, one of them in two parts."""
+    rng = random.Random(4)
+    low, high = (_body(_tokens(rng, 44), 256, 5), _body(_tokens(rng, 40), 16, 0))
+    alone = [(await _complete_all(arms["stock"], [body]))[0] for body in (low, high)]
+    saga = arms["saga"]
+    before = _state(saga)["scheduler"]["gave_way"]
+    running = asyncio.create_task(_complete_all(saga, [low]))
+    while (await asyncio.to_thread(_state, saga))["queue"]["running"] == 0:
+        assert not running.done()
+    answers = [await _complete_all(saga, [high])]
+    assert not running.done()
+    answers.insert(0, await running)
+    assert _state(saga)["scheduler"]["gave_way"] == before + 1
+    assert [answer.tokens for (answer,) in answers] == [answer.tokens for answer in alone]
+
+
 def _preemptions(worker: Service) -> int:
     """Requests that the engine has preempted so far."""
     text = httpx.get(f"{worker.url}/metrics", timeout=10).text

@@ -23,6 +23,7 @@ FULL: dict[str, Any] = {
     "evictions": {"unheld": 10, "ended": 4, "idle": 3, "paused": 2, "resuming": 1},
     "prefill_tokens_per_s": 5000.5,
     "queue": {"running": 2, "waiting": 1},
+    "scheduler": {"steps": 70, "cpu_s": 0.5, "gave_way": 3},
     "host": {"num_blocks": 10, "held_blocks": 8, "refused_blocks": 6, "load_tokens_per_s": 9.5},
     "prefetch": {"started": 5, "useful": 3, "late": 1, "wasted": 1, "cancelled": 0}
     | {"loaded_tokens": 500, "computed_tokens": 0},
@@ -92,6 +93,9 @@ async def _scrape(worker: FakeWorker) -> tuple[Samples, str]:
         ("sessions", {}, 3),
         ("pressure", {}, 0.25),
         ("queue_requests", {"state": "waiting"}, 1),
+        ("scheduler_steps_total", {}, 70),
+        ("scheduler_cpu_seconds_total", {}, 0.5),
+        ("gave_way_total", {}, 3),
         ("prefill_tokens_per_second", {}, 5000.5),
         ("notices_total", {}, 9),
         ("unknown_session_notices_total", {}, 2),
