@@ -9,13 +9,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from saga_core.errors import SagaError
 from saga_gateway.asgi import (
     BodyTooLargeError,
     ClientGoneError,
+    Message,
     Receive,
     Scope,
     Send,
@@ -26,10 +30,11 @@ from saga_gateway.asgi import (
     send_json,
 )
 from saga_gateway.events import EventError, EventKind, parse_events
-from saga_gateway.headers import decode_headers, upstream_headers
+from saga_gateway.headers import OWN_RESPONSE_HEADERS, decode_headers, upstream_headers
 from saga_gateway.models import merged_models
 from saga_gateway.notifier import Notifier
 from saga_gateway.proxy import Proxy
+from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS
 from saga_gateway.sessions import SessionTable
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.stats import Stats
@@ -62,24 +67,35 @@ class Gateway:
         self.workers = Workers(settings.workers, settings.worker_backoff_s)
         self.sessions = SessionTable(settings.max_sessions, settings.session_silent_s)
         self._clock = clock
-        self._routes: dict[str, tuple[str, Handler]] = {}
+        self._routes: dict[str, dict[str, Handler]] = {}
+        self._proxy: Proxy | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
-        route = self._routes.get(scope["path"])
-        if route is None:
-            message = f"no such path: {scope['path']}"
-            await send_error(send, 404, message, code="not_found")
+        path, method = scope["path"], scope["method"]
+        handlers = self._handlers(path)
+        if handlers is None and path.endswith("/"):
+            path = path.rstrip("/")
+            handlers, scope = self._handlers(path), {**scope, "path": path}
+        if handlers is None:
+            await send_error(send, 404, f"no such path: {path}", code="not_found")
             return
-        method, handler = route
-        if scope["method"] != method:
-            allow = [(b"allow", method.encode())]
-            message = f"{scope['path']} takes {method}"
-            await send_error(send, 405, message, code="method_not_allowed", headers=allow)
-            return
-        await handler(scope, receive, send)
+        handler = handlers.get(method)
+        if handler is not None:
+            await handler(scope, receive, send)
+        elif method == "HEAD" and "GET" in handlers:
+            await handlers["GET"](scope, receive, _without_body(send))
+        else:
+            await _refuse_method(path, method, handlers, send)
+
+    def _handlers(self, path: str) -> dict[str, Handler] | None:
+        """What a path takes, by method; None when there is no such path."""
+        handlers = self._routes.get(path)
+        if handlers is None and self._proxy is not None and path.startswith(RESPONSE_PREFIX):
+            return {"POST" if path.endswith("/cancel") else "GET": self._proxy.single}
+        return handlers
 
     async def startup(self) -> None:
         """Open the client to the workers and start delivering notices."""
@@ -90,7 +106,7 @@ class Gateway:
             max_queued=self.settings.max_queued_notices,
             stats=self.stats,
         )
-        proxy = Proxy(
+        self._proxy = proxy = Proxy(
             self.settings,
             self.workers,
             self.sessions,
@@ -99,11 +115,16 @@ class Gateway:
             self.stats,
             self._clock,
         )
+        passed: dict[str, Handler] = {"GET": proxy.single, "POST": proxy.single}
         self._routes = {
-            "/v1/chat/completions": ("POST", proxy.chat),
-            "/v1/models": ("GET", self._models),
-            "/saga/v1/events": ("POST", self._events),
-            "/health": ("GET", self._health),
+            **dict.fromkeys(self.settings.pass_paths, passed),
+            **{path: {"POST": proxy.single} for path in SINGLE},
+            **{path: {"POST": proxy.step} for path in STEPS},
+            "/v1/models": {"GET": self._models},
+            "/saga/v1/events": {"POST": self._events},
+            "/health": {"GET": self._health},
+            "/ready": {"GET": self._ready},
+            "/version": {"GET": self._version},
         }
         self._notifier.start()
 
@@ -148,6 +169,14 @@ class Gateway:
         }
         await send_json(send, 200 if healthy else 503, content)
 
+    async def _ready(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        loads = self.workers.loads(self._clock())
+        ready = any(load.available for load in loads)
+        await send_json(send, 200 if ready else 503, {"ready": ready})
+
+    async def _version(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_json(send, 200, {"version": version("saga-sdk")})
+
     async def _events(self, _scope: Scope, receive: Receive, send: Send) -> None:
         try:
             events = parse_events(await read_body(receive, _MAX_EVENTS_BYTES))
@@ -175,6 +204,29 @@ class Gateway:
             self._notifier.put(addressed.worker_id, addressed.notice)
 
 
+def _without_body(send: Send) -> Send:
+    """For HEAD: the response to GET, without its body."""
+
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_head
+
+
+async def _refuse_method(path: str, method: str, handlers: dict[str, Handler], send: Send) -> None:
+    """Say what the path takes; that is also the answer to OPTIONS."""
+    takes = [*handlers, *(["HEAD"] if "GET" in handlers else []), "OPTIONS"]
+    allow = [(b"allow", ", ".join(takes).encode())]
+    if method == "OPTIONS":
+        await send({"type": "http.response.start", "status": 204, "headers": allow})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    message = f"{path} takes {', '.join(handlers)}"
+    await send_error(send, 405, message, code="method_not_allowed", headers=allow)
+
+
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready_line: str) -> None:
         super().__init__(config)
@@ -187,8 +239,17 @@ class _Server(uvicorn.Server):
 
 def server_config(gateway: Gateway) -> uvicorn.Config:
     """How uvicorn serves the gateway: nothing of its own in the responses or the logs."""
+    app: Any = gateway
+    if gateway.settings.cors_origins:
+        app = CORSMiddleware(
+            gateway,
+            allow_origins=gateway.settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=OWN_RESPONSE_HEADERS,
+        )
     return uvicorn.Config(
-        gateway,
+        app,
         http="httptools",
         ws="none",
         lifespan="on",

@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 
+from saga_gateway.routes import Dialect, error_body
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -85,14 +87,16 @@ async def send_json(send: Send, status: int, content: object, headers: RawHeader
     await send_bytes(send, status, body, headers, content_type=b"application/json")
 
 
-def error_body(message: str, *, kind: str, code: str) -> dict[str, object]:
-    """An error in OpenAI's shape; ``kind`` is its ``type``."""
-    return {"error": {"message": message, "type": kind, "code": code}}
-
-
 async def send_error(
-    send: Send, status: int, message: str, *, code: str, headers: RawHeaders = ()
+    send: Send,
+    status: int,
+    message: str,
+    *,
+    code: str,
+    headers: RawHeaders = (),
+    dialect: Dialect = Dialect.OPENAI,
 ) -> None:
-    """Send an error response in OpenAI's shape."""
+    """Send an error response in the dialect's shape."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    await send_json(send, status, error_body(message, kind=kind, code=code), headers)
+    content = error_body(message, kind=kind, code=code, dialect=dialect)
+    await send_json(send, status, content, headers)

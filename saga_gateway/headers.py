@@ -22,7 +22,8 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _SET_BY_CLIENT_LIBRARY = frozenset({"host", "content-length", "expect"})
-_OWN_RESPONSE_HEADERS = frozenset({b"x-saga-worker", b"x-saga-route", b"x-saga-session-id"})
+OWN_RESPONSE_HEADERS = ("X-SAGA-Worker", "X-SAGA-Route", "X-SAGA-Session-ID")
+_OWN_LOWER = frozenset(name.lower().encode() for name in OWN_RESPONSE_HEADERS)
 _HOP_BY_HOP_BYTES = frozenset(name.encode() for name in _HOP_BY_HOP)
 
 
@@ -55,7 +56,7 @@ def upstream_headers(headers: Headers, session_id: str | None) -> Headers:
 def downstream_headers(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
     """What the client gets of a worker's headers: end-to-end ones, never both lengths."""
     lowered = [(name.lower(), value) for name, value in raw]
-    left_out = _HOP_BY_HOP_BYTES | _OWN_RESPONSE_HEADERS
+    left_out = _HOP_BY_HOP_BYTES | _OWN_LOWER
     for name, value in lowered:
         if name == b"connection":
             left_out |= {token.strip().lower() for token in value.split(b",")}

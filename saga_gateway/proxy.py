@@ -1,9 +1,10 @@
-"""The relay of chat requests: one worker's bytes in, the same bytes out."""
+"""The relay of requests to workers: one worker's bytes in, the same bytes out."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
@@ -20,13 +21,13 @@ from saga_gateway.asgi import (
     Receive,
     Scope,
     Send,
-    error_body,
     read_body,
     run_until_gone,
     send_error,
 )
 from saga_gateway.headers import Headers, decode_headers, downstream_headers, upstream_headers
 from saga_gateway.notifier import Notifier
+from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS, Dialect, error_event
 from saga_gateway.sessions import Session, SessionTable
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.sse import SideReader, is_event_stream
@@ -46,17 +47,26 @@ _ATTEMPTS = 2
 
 
 @dataclass(slots=True)
-class _Step:
-    """One chat request on its way: what is sent, whose it is, and whether it is over."""
+class _Exchange:
+    """One request on its way: what is sent, whose step it is, and whether that is over.
+
+    Attributes:
+        session: the session that it is a step of; None for any other request.
+        home: the worker that alone can serve it well; None when any can.
+        is_step: whether its answer is one of a model.
+    """
 
     request: UpstreamRequest
-    session: Session | None
-    final: bool
+    dialect: Dialect
+    session: Session | None = None
+    home: str | None = None
+    is_step: bool = False
+    final: bool = False
     over: bool = False
 
 
 class Proxy:
-    """Serves chat requests over the workers."""
+    """Serves requests over the workers."""
 
     def __init__(
         self,
@@ -75,9 +85,21 @@ class Proxy:
         self._upstream = upstream
         self._stats = stats
         self._clock = clock
+        self._responses = ResponseHomes(settings.max_sessions)
 
-    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; returns when it is answered or its client has left."""
+    async def step(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a step of a session; returns when it is answered or its client has left."""
+        await self._serve(scope, receive, send, is_step=True)
+
+    async def single(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that is no step, as :meth:`step` does.
+
+        One about a response goes to the worker that made it.
+        """
+        await self._serve(scope, receive, send, is_step=False)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, *, is_step: bool) -> None:
+        dialect = dialect_of(scope["path"])
         limit = self._settings.max_body_bytes
         try:
             body = await read_body(receive, limit)
@@ -86,28 +108,37 @@ class Proxy:
             return
         except BodyTooLargeError:
             message = f"the request body is larger than {limit} bytes (max_body_bytes)"
-            await send_error(send, 413, message, code="body_too_large")
+            await send_error(send, 413, message, code="body_too_large", dialect=dialect)
             return
         self._stats.requests += 1
         now_s = self._clock()
-        step = self._begin(scope, body, now_s)
+        exchange = self._begin(scope, body, dialect, now_s, is_step=is_step)
         try:
-            completed = await run_until_gone(receive, self._exchange(step, send, now_s))
-            if not completed and not step.over:
+            completed = await run_until_gone(receive, self._exchange(exchange, send, now_s))
+            if not completed and not exchange.over:
                 self._stats.clients_gone += 1
         finally:
-            self._end(step, None)
+            self._end(exchange, None)
 
-    def _begin(self, scope: Scope, body: bytes, now_s: float) -> _Step:
+    def _begin(
+        self, scope: Scope, body: bytes, dialect: Dialect, now_s: float, *, is_step: bool
+    ) -> _Exchange:
         headers = decode_headers(scope["headers"])
         said = self._hints(headers)
-        session = None
-        if said.session_id is not None:
-            session = self._sessions.begin(said.session_id, said, now_s)
-        query = scope["query_string"]
-        target = scope["path"] + (f"?{query.decode('latin-1')}" if query else "")
-        request = UpstreamRequest(target, upstream_headers(headers, said.session_id), body)
-        return _Step(request, session, said.final)
+        path, query = scope["path"], scope["query_string"]
+        request = UpstreamRequest(
+            target=path + (f"?{query.decode('latin-1')}" if query else ""),
+            headers=upstream_headers(headers, said.session_id),
+            body=body,
+            method=scope["method"],
+        )
+        exchange = _Exchange(request, dialect, is_step=is_step)
+        if dialect is Dialect.RESPONSES:
+            exchange.home = self._responses.get(named_response(path, body))
+        if is_step and said.session_id is not None:
+            exchange.session = self._sessions.begin(said.session_id, said, now_s)
+            exchange.final = said.final
+        return exchange
 
     def _hints(self, headers: Headers) -> Hints:
         """The request's hints; ``X-Session-ID`` names the session where no hint does."""
@@ -123,12 +154,12 @@ class Proxy:
         self._stats.hints_dropped += dropped
         return said
 
-    async def _exchange(self, step: _Step, send: Send, now_s: float) -> None:
+    async def _exchange(self, exchange: _Exchange, send: Send, now_s: float) -> None:
         """Send the request to a worker, to another one if that is down, and relay the answer."""
         failures: list[str] = []
         down: str | None = None
         for _ in range(_ATTEMPTS):
-            placement = self._place(step.session, down, now_s)
+            placement = self._place(exchange, down, now_s)
             if placement is None:
                 break
             if placement.route is Route.FAILOVER:
@@ -136,7 +167,7 @@ class Proxy:
             worker = self._workers[placement.worker_id]
             with worker.serving():
                 try:
-                    response = await self._upstream.post(worker, step.request)
+                    response = await self._upstream.send(worker, exchange.request)
                 except WorkerDownError as error:
                     failures.append(f"{worker.worker_id}: {error}")
                     now_s = self._clock()
@@ -145,26 +176,27 @@ class Proxy:
                         self._workers.mark_unreachable(down, now_s)
                     continue
                 except (WorkerTimeoutError, WorkerAnswerError) as error:
-                    await self._refuse(send, worker, error)
+                    await self._refuse(exchange, send, worker, error)
                     return
                 try:
-                    await self._relay(step, response, placement, send)
+                    await self._relay(exchange, response, placement, send)
                 finally:
                     response.close()
                 return
-        await self._unavailable(send, failures)
+        await self._unavailable(exchange, send, failures)
 
-    def _place(self, session: Session | None, down: str | None, now_s: float) -> Placement | None:
+    def _place(self, exchange: _Exchange, down: str | None, now_s: float) -> Placement | None:
         """Choose a worker other than ``down``, and make it the session's home."""
         loads = self._workers.loads(now_s, without=down)
+        session = exchange.session
         if session is None:
-            return place(None, down, loads)
-        placement = place(session.session_id, session.home, loads)
+            return place(None, exchange.home or down, loads)
+        placement = place(session.session_id, exchange.home or session.home, loads)
         if placement is not None:
             session.home = placement.worker_id
         return placement
 
-    async def _unavailable(self, send: Send, failures: list[str]) -> None:
+    async def _unavailable(self, exchange: _Exchange, send: Send, failures: list[str]) -> None:
         tried = "; ".join(failures) or "all are in back-off after failures"
         retry = str(max(1, ceil(self._settings.worker_backoff_s))).encode()
         await send_error(
@@ -173,20 +205,24 @@ class Proxy:
             f"no worker is available ({tried})",
             code="worker_unavailable",
             headers=[(b"retry-after", retry)],
+            dialect=exchange.dialect,
         )
 
-    async def _refuse(self, send: Send, worker: Worker, error: Exception) -> None:
+    async def _refuse(
+        self, exchange: _Exchange, send: Send, worker: Worker, error: Exception
+    ) -> None:
+        dialect = exchange.dialect
         if isinstance(error, WorkerTimeoutError):
             silence = self._settings.idle_timeout_s
             message = f"worker {worker.worker_id} was silent for {silence:g} s (idle_timeout_s)"
-            await send_error(send, 504, message, code="worker_timeout")
+            await send_error(send, 504, message, code="worker_timeout", dialect=dialect)
         else:
             message = f"worker {worker.worker_id}: {error}"
-            await send_error(send, 502, message, code="worker_bad_answer")
+            await send_error(send, 502, message, code="worker_bad_answer", dialect=dialect)
 
     async def _relay(
         self,
-        step: _Step,
+        exchange: _Exchange,
         response: aiohttp.ClientResponse,
         placement: Placement,
         send: Send,
@@ -203,7 +239,7 @@ class Proxy:
             {
                 "type": "http.response.start",
                 "status": response.status,
-                "headers": self._response_headers(step, response, placement),
+                "headers": self._response_headers(exchange, response, placement),
             }
         )
         content = response.content
@@ -213,24 +249,26 @@ class Proxy:
                 async with asyncio.timeout(self._settings.idle_timeout_s):
                     data = await content.readany()
             except (aiohttp.ClientError, OSError) as error:
-                await self._break_off(step, response, placement.worker_id, error, send)
+                await self._break_off(exchange, response, placement.worker_id, error, send)
                 return
             last = content.at_eof()
-            reader.feed(data)
+            if exchange.is_step:
+                reader.feed(data)
             if last or reader.done:
-                self._end(step, reader if response.status == 200 else None)
+                is_read = exchange.is_step and response.status == 200
+                self._end(exchange, reader if is_read else None, placement.worker_id)
             await send({"type": "http.response.body", "body": data, "more_body": not last})
             if last:
                 return
 
     def _response_headers(
-        self, step: _Step, response: aiohttp.ClientResponse, placement: Placement
+        self, exchange: _Exchange, response: aiohttp.ClientResponse, placement: Placement
     ) -> list[tuple[bytes, bytes]]:
         headers = downstream_headers(response.raw_headers)
         headers.append((b"x-saga-worker", placement.worker_id.encode()))
         headers.append((b"x-saga-route", placement.route.encode()))
-        if step.session is not None:
-            headers.append((b"x-saga-session-id", step.session.session_id.encode()))
+        if exchange.session is not None:
+            headers.append((b"x-saga-session-id", exchange.session.session_id.encode()))
         if is_event_stream(response.headers.get("Content-Type", "")) and not any(
             name == b"x-accel-buffering" for name, _ in headers
         ):
@@ -239,7 +277,7 @@ class Proxy:
 
     async def _break_off(
         self,
-        step: _Step,
+        exchange: _Exchange,
         response: aiohttp.ClientResponse,
         worker_id: str,
         error: Exception,
@@ -256,31 +294,73 @@ class Proxy:
             and "Content-Encoding" not in headers
             and "Content-Length" not in headers
         )
-        if step.over and plain_stream:
+        if exchange.over and plain_stream:
             await send({"type": "http.response.body", "body": b""})
             return
         self._stats.answers_broken += 1
         logger.warning("worker %s broke off an answer: %s", worker_id, type(error).__name__)
         if not plain_stream:
             return
-        content = error_body(
-            f"worker {worker_id} broke off its answer", kind="server_error", code="worker_failed"
-        )
-        event = b"\n\ndata: " + orjson.dumps(content) + b"\n\n"
+        message = f"worker {worker_id} broke off its answer"
+        head, content = error_event(message, code="worker_failed", dialect=exchange.dialect)
+        event = b"\n\n" + head + b"data: " + orjson.dumps(content) + b"\n\n"
         await send({"type": "http.response.body", "body": event})
 
-    def _end(self, step: _Step, reader: SideReader | None) -> None:
-        """The step is over, once; ``reader`` knows its answer, None when it has none."""
-        if step.over:
+    def _end(
+        self, exchange: _Exchange, reader: SideReader | None, worker_id: str | None = None
+    ) -> None:
+        """The exchange is over, once; ``reader`` knows its answer, None when it has none."""
+        if exchange.over:
             return
-        step.over = True
+        exchange.over = True
         answer = reader.finish() if reader is not None else None
         if reader is not None and answer is None:
             self._stats.answers_unread += 1
-        if step.session is None:
+        if answer is not None and answer.response_id is not None and worker_id is not None:
+            self._responses.put(answer.response_id, worker_id)
+        if exchange.session is None:
             return
         addressed = self._sessions.end_step(
-            step.session, answer, final=step.final, now_s=self._clock()
+            exchange.session, answer, final=exchange.final, now_s=self._clock()
         )
         if addressed is not None:
             self._notifier.put(addressed.worker_id, addressed.notice)
+
+
+class ResponseHomes:
+    """Which worker has made a response: it alone can go on from it. The oldest makes room."""
+
+    def __init__(self, max_responses: int) -> None:
+        self._max_responses = max_responses
+        self._homes: OrderedDict[str, str] = OrderedDict()
+
+    def get(self, response_id: str | None) -> str | None:
+        """The worker's id; None when it is not known."""
+        return None if response_id is None else self._homes.get(response_id)
+
+    def put(self, response_id: str, worker_id: str) -> None:
+        """Remember a response."""
+        self._homes[response_id] = worker_id
+        if len(self._homes) > self._max_responses:
+            self._homes.popitem(last=False)
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect of a path that is relayed."""
+    if path.startswith(RESPONSE_PREFIX):
+        return Dialect.RESPONSES
+    return STEPS.get(path) or SINGLE.get(path, Dialect.OPENAI)
+
+
+def named_response(path: str, body: bytes) -> str | None:
+    """Id of the response that a request of the responses API goes on from, or is about."""
+    if path.startswith(RESPONSE_PREFIX):
+        return path.removeprefix(RESPONSE_PREFIX).partition("/")[0]
+    if b"previous_response_id" not in body:
+        return None
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None  # The worker says what is wrong with it.
+    named = content.get("previous_response_id") if isinstance(content, dict) else None
+    return named if isinstance(named, str) else None

@@ -10,7 +10,7 @@ from saga_core.hints import Hints, clean
 from saga_core.notices import EndNotice, Notice, PauseNotice, ResumeNotice
 from saga_core.reuse import ReuseModel
 from saga_core.types import Pause, ToolType, tool_type_of
-from saga_gateway.sse import Answer
+from saga_gateway.answers import Answer
 
 PauseKey = tuple[str | None, str | None]
 """The workflow and the tool that a pause is learned under."""

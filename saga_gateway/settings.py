@@ -27,6 +27,10 @@ class GatewaySettings:
         session_silent_s: silence after which a session counts as ended, seconds, up to a day.
         max_queued_notices: notices waiting per worker, at least 1; the oldest is dropped.
         notice_timeout_s: longest wait for a worker to take a batch of notices, seconds, above 0.
+        cors_origins: origins of web pages that may call the gateway, such as
+            ``https://app.example``; ``*`` for any, none by default.
+        pass_paths: further paths of the workers that are relayed as they are, such as
+            ``/invocations``; each begins with a slash and has none at its end.
         drain_s: at a shutdown, how long open requests may take to finish, whole seconds.
     """
 
@@ -42,6 +46,8 @@ class GatewaySettings:
     session_silent_s: float = 7200.0
     max_queued_notices: int = 10_000
     notice_timeout_s: float = 2.0
+    cors_origins: tuple[str, ...] = ()
+    pass_paths: tuple[str, ...] = ()
     drain_s: int = 30
 
     def __post_init__(self) -> None:
@@ -64,6 +70,9 @@ class GatewaySettings:
                 raise SettingsError(f"{name}={value} must be from {low:g} to {high:g}")
         if not self.host:
             raise SettingsError("host must not be empty; 0.0.0.0 listens on every address")
+        for path in self.pass_paths:
+            if not path.startswith("/") or path.endswith("/"):
+                raise SettingsError(f"pass_paths: {path!r} must be like /invocations")
         if not self.workers:
             raise SettingsError("workers must name at least one worker, such as http://host:8000")
         ids = [worker_address(url)[0] for url in self.workers]

@@ -7,40 +7,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import orjson
 
-from saga_core.hints import MAX_VALUE_CHARS
+from saga_gateway.answers import Answer, Draft
 
 MAX_BUFFERED_BYTES = 16 * 2**20
 """An event or JSON answer beyond this size is not read."""
-
-_MAX_TOOLS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of an answer; 0 where the worker did not say."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one step of a session ended with.
-
-    Attributes:
-        tool_names: tools that it called, in the order of the calls.
-        finish_reason: the last one said; None when there was none.
-        usage: token counts; None when the worker sent none.
-    """
-
-    tool_names: tuple[str, ...] = ()
-    finish_reason: str | None = None
-    usage: Usage | None = None
 
 
 class SideReader:
@@ -52,7 +25,7 @@ class SideReader:
 
     def __init__(self, content_type: str, content_encoding: str) -> None:
         self.done = False
-        self._draft = _Draft()
+        self._draft = Draft()
         self._failed = False
         self._inflate = _inflater(content_encoding)
         self._lines = _EventSplitter() if is_event_stream(content_type) else None
@@ -102,6 +75,7 @@ class SideReader:
         except orjson.JSONDecodeError:
             return
         self._draft.add(content)
+        self.done = self._draft.done
 
 
 def is_event_stream(content_type: str) -> bool:
@@ -176,72 +150,3 @@ class _EventSplitter:
         if field == b"data":
             self._data.append(value.removeprefix(b" "))
             self._data_bytes += len(value) + 1
-
-
-class _Draft:
-    """An answer as far as it has been read, from whole answers and from deltas alike."""
-
-    def __init__(self) -> None:
-        self._names: dict[tuple[int, int], str] = {}
-        self._finish_reason: str | None = None
-        self._usage: Usage | None = None
-        self._choices = 0
-        self._error = False
-
-    def answer(self) -> Answer | None:
-        """The answer; None after an error, or when nothing looked like one."""
-        if self._error or not self._choices:
-            return None
-        names = tuple(name for _, name in sorted(self._names.items()) if name)
-        return Answer(names, self._finish_reason, self._usage)
-
-    def add(self, content: object) -> None:
-        if not isinstance(content, dict):
-            return
-        if content.get("error"):
-            self._error = True
-        for choice in _objects(content.get("choices")):
-            self._choices += 1
-            reason = choice.get("finish_reason")
-            if isinstance(reason, str):
-                self._finish_reason = reason
-            number = _int(choice.get("index"))
-            for part in (choice.get("delta"), choice.get("message")):
-                if isinstance(part, dict):
-                    self._add_calls(number, part)
-        usage = content.get("usage")
-        if isinstance(usage, dict):
-            self._usage = _usage(usage)
-
-    def _add_calls(self, choice: int, part: dict[str, object]) -> None:
-        for position, call in enumerate(_objects(part.get("tool_calls"))):
-            function = call.get("function")
-            if isinstance(function, dict):
-                self._add_name((choice, _int(call.get("index"), position)), function.get("name"))
-        legacy = part.get("function_call")
-        if isinstance(legacy, dict):
-            self._add_name((choice, -1), legacy.get("name"))
-
-    def _add_name(self, key: tuple[int, int], name: object) -> None:
-        """Append a piece of a tool's name; a piece that repeats all there is is a repetition."""
-        known = self._names.get(key, "")
-        if not isinstance(name, str) or name == known or len(self._names) >= _MAX_TOOLS:
-            return
-        self._names[key] = (known + name)[:MAX_VALUE_CHARS]
-
-
-def _objects(value: object) -> list[dict[str, object]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _int(value: object, default: int = 0) -> int:
-    return value if isinstance(value, int) else default
-
-
-def _usage(usage: dict[str, object]) -> Usage:
-    details = usage.get("prompt_tokens_details")
-    return Usage(
-        prompt_tokens=_int(usage.get("prompt_tokens")),
-        completion_tokens=_int(usage.get("completion_tokens")),
-        cached_tokens=_int(details.get("cached_tokens")) if isinstance(details, dict) else 0,
-    )

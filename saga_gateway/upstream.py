@@ -41,11 +41,12 @@ class WorkerAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """A POST as a worker gets it: path with query, end-to-end headers, body."""
+    """A request as a worker gets it: path with query, end-to-end headers, body."""
 
     target: str
     headers: Headers
     body: bytes
+    method: str = "POST"
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class Upstream:
         await self._pooled.close()
         await self._fresh.close()
 
-    async def post(self, worker: Worker, request: UpstreamRequest) -> aiohttp.ClientResponse:
+    async def send(self, worker: Worker, request: UpstreamRequest) -> aiohttp.ClientResponse:
         """Send a request and wait for the head of its response.
 
         A pooled connection that turns out to be closed before it answers anything is tried once
@@ -126,11 +127,14 @@ class Upstream:
         request: UpstreamRequest,
         connection: _Connection,
     ) -> aiohttp.ClientResponse:
-        body = request.body
-        return await session.post(
+        body, headers = request.body, request.headers
+        if body or request.method == "POST":
+            headers = [*headers, ("Content-Length", str(len(body)))]
+        return await session.request(
+            request.method,
             URL(worker.base_url + request.target, encoded=True),
-            data=body if len(body) <= _SMALL_BODY_BYTES else _slices(body),
-            headers=[*request.headers, ("Content-Length", str(len(body)))],
+            data=_slices(body) if len(body) > _SMALL_BODY_BYTES else body or None,
+            headers=headers,
             allow_redirects=False,
             trace_request_ctx=connection,
         )

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from saga_core.hints import Hints
 from saga_core.notices import EndNotice, PauseNotice, ResumeNotice
+from saga_gateway.answers import Answer
 from saga_gateway.sessions import AddressedNotice, SessionTable
-from saga_gateway.sse import Answer
 
 TOOL = Answer(("read_file",), "tool_calls")
 

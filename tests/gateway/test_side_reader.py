@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saga_gateway.sse import MAX_BUFFERED_BYTES, Answer, SideReader, Usage
+from saga_gateway.answers import Answer, Usage
+from saga_gateway.sse import MAX_BUFFERED_BYTES, SideReader
 
 
 def chunk(delta, finish_reason=None, **more):
