@@ -18,11 +18,18 @@ class Route(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A worker as placement sees it: its id, requests in flight, and whether it can take one."""
+    """A worker as placement sees it.
+
+    Attributes:
+        in_flight: requests that it serves now.
+        available: whether it can take one more.
+        weight: share of what an equal worker would be given, above 0, at most 1.
+    """
 
     worker_id: str
     in_flight: int
     available: bool = True
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +46,10 @@ def place(
     """Choose a worker for a request.
 
     A session goes to ``home``, the worker that served it last, while that is available. A new
-    session goes to the least loaded worker, ties broken by rendezvous hashing of the session id,
-    so that gateways which know nothing of each other agree. A session whose home is not available
-    is placed like a new one, as a failover. Requests without a session go to the least loaded
-    worker, ties to the least worker id.
+    session goes to the least loaded worker, by requests ÷ weight, ties broken by rendezvous hashing
+    of the session id, so that gateways which know nothing of each other agree. A session whose home
+    is not available is placed like a new one, as a failover. Requests without a session go to the
+    least loaded worker, ties to the least worker id.
 
     Returns None when no worker is available.
     """
@@ -51,8 +58,9 @@ def place(
         return None
     if home is not None and any(worker.worker_id == home for worker in candidates):
         return Placement(home, Route.AFFINITY)
-    least = min(worker.in_flight for worker in candidates)
-    idle = [worker.worker_id for worker in candidates if worker.in_flight == least]
+    loads = {worker.worker_id: (worker.in_flight + 1) / worker.weight for worker in candidates}
+    least = min(loads.values())
+    idle = [worker_id for worker_id, load in loads.items() if load == least]
     chosen = rendezvous(session_id, idle) if session_id is not None else min(idle)
     return Placement(chosen, Route.NEW if home is None else Route.FAILOVER)
 

@@ -31,6 +31,7 @@ from saga_gateway.asgi import (
 )
 from saga_gateway.events import EventError, EventKind, parse_events
 from saga_gateway.headers import OWN_RESPONSE_HEADERS, decode_headers, upstream_headers
+from saga_gateway.health import HealthChecks
 from saga_gateway.models import merged_models
 from saga_gateway.notifier import Notifier
 from saga_gateway.proxy import Proxy
@@ -39,7 +40,7 @@ from saga_gateway.sessions import SessionTable
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.stats import Stats
 from saga_gateway.upstream import Upstream
-from saga_gateway.workers import Workers
+from saga_gateway.workers import Worker, Workers
 
 __all__ = ["Gateway", "GatewaySettings", "ListenError", "serve"]
 
@@ -64,7 +65,7 @@ class Gateway:
     ) -> None:
         self.settings = settings
         self.stats = Stats()
-        self.workers = Workers(settings.workers, settings.worker_backoff_s)
+        self.workers = Workers(settings)
         self.sessions = SessionTable(settings.max_sessions, settings.session_silent_s)
         self._clock = clock
         self._routes: dict[str, dict[str, Handler]] = {}
@@ -126,12 +127,22 @@ class Gateway:
             "/ready": {"GET": self._ready},
             "/version": {"GET": self._version},
         }
+        self._health_checks = HealthChecks(
+            self.workers, self._probe, self.settings.health_interval_s, self._clock
+        )
         self._notifier.start()
+        self._health_checks.start()
 
     async def shutdown(self) -> None:
-        """Stop delivering notices and close the connections to the workers."""
+        """Stop delivering notices and checks, and close the connections to the workers."""
+        await self._health_checks.stop()
         await self._notifier.stop()
         await self._upstream.close()
+
+    async def _probe(self, worker: Worker) -> int:
+        timeout_s = self.settings.health_timeout_s
+        status, _ = await self._upstream.get(worker, "/health", [], timeout_s)
+        return status
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

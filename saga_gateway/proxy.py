@@ -39,11 +39,13 @@ from saga_gateway.upstream import (
     WorkerDownError,
     WorkerTimeoutError,
 )
-from saga_gateway.workers import Worker, Workers
+from saga_gateway.workers import Attempt, Outcome, Worker, Workers
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 2
+# What a worker says of itself. Any other error, 500 included, may be the request's own fault.
+_WORKER_FAULTS = frozenset({502, 503, 504})
 
 
 @dataclass(slots=True)
@@ -165,24 +167,24 @@ class Proxy:
             if placement.route is Route.FAILOVER:
                 self._stats.failovers += 1
             worker = self._workers[placement.worker_id]
-            with worker.serving():
+            with worker.serving(self._clock) as attempt:
                 try:
                     response = await self._upstream.send(worker, exchange.request)
                 except WorkerDownError as error:
+                    attempt.outcome = Outcome.UNREACHABLE if error.unreachable else Outcome.FAILED
                     failures.append(f"{worker.worker_id}: {error}")
-                    now_s = self._clock()
                     down = worker.worker_id
-                    if error.unreachable:
-                        self._workers.mark_unreachable(down, now_s)
-                    continue
                 except (WorkerTimeoutError, WorkerAnswerError) as error:
+                    attempt.outcome = Outcome.FAILED
                     await self._refuse(exchange, send, worker, error)
                     return
-                try:
-                    await self._relay(exchange, response, placement, send)
-                finally:
-                    response.close()
-                return
+                else:
+                    try:
+                        await self._relay(exchange, response, placement, attempt, send)
+                    finally:
+                        response.close()
+                    return
+            now_s = self._clock()
         await self._unavailable(exchange, send, failures)
 
     def _place(self, exchange: _Exchange, down: str | None, now_s: float) -> Placement | None:
@@ -225,6 +227,7 @@ class Proxy:
         exchange: _Exchange,
         response: aiohttp.ClientResponse,
         placement: Placement,
+        attempt: Attempt,
         send: Send,
     ) -> None:
         """Pass a response on as it comes.
@@ -249,12 +252,15 @@ class Proxy:
                 async with asyncio.timeout(self._settings.idle_timeout_s):
                     data = await content.readany()
             except (aiohttp.ClientError, OSError) as error:
+                attempt.outcome = Outcome.FAILED
                 await self._break_off(exchange, response, placement.worker_id, error, send)
                 return
             last = content.at_eof()
             if exchange.is_step:
                 reader.feed(data)
             if last or reader.done:
+                is_fault = response.status in _WORKER_FAULTS
+                attempt.outcome = Outcome.FAILED if is_fault else Outcome.SERVED
                 is_read = exchange.is_step and response.status == 200
                 self._end(exchange, reader if is_read else None, placement.worker_id)
             await send({"type": "http.response.body", "body": data, "more_body": not last})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from saga_core.breaker import BreakerSettings
 from saga_core.errors import SettingsError
 
 
@@ -21,8 +22,15 @@ class GatewaySettings:
         idle_timeout_s: longest silence of a worker during a request, seconds, above 0.
         pool_idle_s: how long an idle connection to a worker is kept, seconds; above 0 and below
             the five seconds after which a worker closes it.
-        worker_backoff_s: how long a worker that could not be reached gets no requests, seconds;
-            0 tries it at every request.
+        worker_backoff_s: how long a worker gets no requests when it could not be reached, or when
+            its breaker has opened, seconds; 0 tries it at every request.
+        breaker_failures: failures of a worker's own (no connection, silence, a broken answer, 502,
+            503, 504) within ``breaker_window_s`` that open its breaker; 0: it never opens.
+        breaker_window_s: seconds over which they are counted, above 0.
+        health_interval_s: seconds between two health checks of a worker; 0: none.
+        health_timeout_s: longest wait for the answer to one, seconds, above 0.
+        slow_start_s: over how long a worker that comes back gets its full share of new sessions,
+            seconds; 0: at once.
         max_sessions: sessions remembered, at least 1; the least recently used one goes first.
         session_silent_s: silence after which a session counts as ended, seconds, up to a day.
         max_queued_notices: notices waiting per worker, at least 1; the oldest is dropped.
@@ -42,6 +50,11 @@ class GatewaySettings:
     idle_timeout_s: float = 600.0
     pool_idle_s: float = 4.0
     worker_backoff_s: float = 2.0
+    breaker_failures: int = 10
+    breaker_window_s: float = 120.0
+    health_interval_s: float = 2.0
+    health_timeout_s: float = 2.0
+    slow_start_s: float = 10.0
     max_sessions: int = 100_000
     session_silent_s: float = 7200.0
     max_queued_notices: int = 10_000
@@ -58,6 +71,11 @@ class GatewaySettings:
             "idle_timeout_s": (1e-3, 86_400.0),
             "pool_idle_s": (1e-3, 4.9),
             "worker_backoff_s": (0.0, 3600.0),
+            "breaker_failures": (0, 1e6),
+            "breaker_window_s": (1e-3, 86_400.0),
+            "health_interval_s": (0.0, 3600.0),
+            "health_timeout_s": (1e-3, 3600.0),
+            "slow_start_s": (0.0, 3600.0),
             "max_sessions": (1, 1e9),
             "session_silent_s": (1e-3, 86_400.0),
             "max_queued_notices": (1, 1e9),
@@ -79,6 +97,14 @@ class GatewaySettings:
         for worker_id in ids:
             if ids.count(worker_id) > 1:
                 raise SettingsError(f"workers names {worker_id} more than once")
+
+    def breaker(self) -> BreakerSettings:
+        """When a worker's breaker opens and closes."""
+        return BreakerSettings(
+            failures=self.breaker_failures,
+            window_s=self.breaker_window_s,
+            open_s=self.worker_backoff_s,
+        )
 
 
 def worker_address(url: str) -> tuple[str, str]:

@@ -106,3 +106,13 @@ def test_a_worker_that_leaves_moves_only_its_own_keys(workers, keys, data):
         chosen = rendezvous(key, workers)
         if rest and chosen != gone:
             assert rendezvous(key, rest) == chosen
+
+
+def test_a_worker_of_less_weight_is_given_less():
+    workers = [WorkerLoad("a", 0, weight=0.1), WorkerLoad("b", 5)]
+    assert place("s", None, workers) == Placement("b", Route.NEW)
+    workers = [WorkerLoad("a", 0, weight=0.1), WorkerLoad("b", 10)]
+    assert place("s", None, workers) == Placement("a", Route.NEW)
+    assert place("s", "a", [WorkerLoad("a", 9, weight=0.1), WorkerLoad("b", 0)]) == Placement(
+        "a", Route.AFFINITY
+    )

@@ -127,6 +127,8 @@ class StandInWorker:
         notices: notices it got, in order.
         notify_status: how it answers notices.
         notify_posts: how often notices were sent to it.
+        health_status: how it answers health checks.
+        health_checks: how many it got.
     """
 
     def __init__(self) -> None:
@@ -135,6 +137,8 @@ class StandInWorker:
         self.notices: list[dict] = []
         self.notify_status = 200
         self.notify_posts = 0
+        self.health_status = 200
+        self.health_checks = 0
         self.models: list[str] = ["m"]
         self.script: Callable[[Exchange], Awaitable[None]] = self._say_hi
         self.connections = 0
@@ -203,6 +207,9 @@ class StandInWorker:
         elif exchange.target.startswith("/v1/models"):
             data = [{"id": name, "object": "model", "by": self.worker_id} for name in self.models]
             await exchange.answer({"object": "list", "data": data})
+        elif exchange.target == "/health":
+            self.health_checks += 1
+            await exchange.answer({}, status=self.health_status)
         else:
             self.chats.append(exchange)
             await self.script(exchange)
@@ -262,6 +269,7 @@ async def start_gateway(workers):
 
     async def start(*targets, **settings) -> RunningGateway:
         clock = Clock()
+        settings.setdefault("health_interval_s", 0.0)  # A test that wants checks says so.
         app = Gateway(GatewaySettings(tuple(w.url for w in targets), **settings), clock=clock)
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -209,5 +209,6 @@ async def test_health_shows_the_workers(gateway2, workers):
     content = (await gateway2.client.get("/health")).json()
     assert content["status"] == "ok"
     assert content["workers"] == [
-        {"worker_id": worker.worker_id, "in_flight": 0, "available": True} for worker in workers
+        {"worker_id": worker.worker_id, "in_flight": 0, "available": True, "weight": 1.0}
+        for worker in workers
     ]
