@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from saga_cli import bench
+from saga_cli import bench, gateway
 from saga_core.errors import SagaError
 
 if TYPE_CHECKING:
@@ -51,10 +51,9 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
 
         return worker.run(options.model, worker.WorkerOptions.from_words(options), rest)
     if options.command == "gateway":
-        from saga_gateway.app import GatewaySettings, serve
-
-        serve(GatewaySettings(workers=tuple(options.worker), host=options.host, port=options.port))
-        return 0
+        return gateway.run(options)
+    if options.command == "key":
+        return gateway.make_key(options)
     if options.command == "simulate":
         if options.simulation is None:
             options.print_help()
@@ -78,13 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_worker(commands)
 
-    gateway = commands.add_parser("gateway", help="serve an OpenAI-compatible gateway over workers")
-    gateway.add_argument(
-        "--worker", action="append", required=True, metavar="URL", help="a worker; may be repeated"
-    )
-    gateway.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    gateway.add_argument("--port", type=int, default=8800, help="port to listen on (%(default)s)")
-
+    gateway.add_to(commands)
     _add_simulate(commands)
     bench.add_to(commands)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
@@ -10,12 +11,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 
-from saga_core.errors import SagaError
+from saga_core.errors import SagaError, SettingsError
 from saga_gateway.asgi import (
     BodyTooLargeError,
     ClientGoneError,
@@ -32,10 +34,11 @@ from saga_gateway.asgi import (
 from saga_gateway.events import EventError, EventKind, parse_events
 from saga_gateway.headers import OWN_RESPONSE_HEADERS, decode_headers, upstream_headers
 from saga_gateway.health import HealthChecks
+from saga_gateway.identity import Gatekeeper, KeyFile, admit, client_of, is_loopback, networks
 from saga_gateway.models import merged_models
 from saga_gateway.notifier import Notifier
 from saga_gateway.proxy import Proxy
-from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS
+from saga_gateway.routes import SINGLE, STEPS, response_method
 from saga_gateway.sessions import SessionTable
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.stats import Stats
@@ -67,6 +70,10 @@ class Gateway:
         self.stats = Stats()
         self.workers = Workers(settings)
         self.sessions = SessionTable(settings.max_sessions, settings.session_silent_s)
+        keys = None if settings.keys_file is None else KeyFile(Path(settings.keys_file))
+        self.gatekeeper = Gatekeeper(
+            keys, networks(settings.trusted_proxies), settings.session_secret.encode()
+        )
         self._clock = clock
         self._routes: dict[str, dict[str, Handler]] = {}
         self._proxy: Proxy | None = None
@@ -94,8 +101,9 @@ class Gateway:
     def _handlers(self, path: str) -> dict[str, Handler] | None:
         """What a path takes, by method; None when there is no such path."""
         handlers = self._routes.get(path)
-        if handlers is None and self._proxy is not None and path.startswith(RESPONSE_PREFIX):
-            return {"POST" if path.endswith("/cancel") else "GET": self._proxy.single}
+        if handlers is None and self._proxy is not None:
+            method = response_method(path)
+            return None if method is None else {method: self._proxy.single}
         return handlers
 
     async def startup(self) -> None:
@@ -113,6 +121,7 @@ class Gateway:
             self.sessions,
             self._notifier,
             self._upstream,
+            self.gatekeeper,
             self.stats,
             self._clock,
         )
@@ -132,12 +141,20 @@ class Gateway:
         )
         self._notifier.start()
         self._health_checks.start()
+        self._key_watch = asyncio.create_task(self._watch_keys())
 
     async def shutdown(self) -> None:
         """Stop delivering notices and checks, and close the connections to the workers."""
+        self._key_watch.cancel()
+        await asyncio.gather(self._key_watch, return_exceptions=True)
         await self._health_checks.stop()
         await self._notifier.stop()
         await self._upstream.close()
+
+    async def _watch_keys(self) -> None:
+        while self.gatekeeper.keys is not None:
+            await asyncio.sleep(self.settings.reload_s)
+            self.gatekeeper.keys.reload()
 
     async def _probe(self, worker: Worker) -> int:
         timeout_s = self.settings.health_timeout_s
@@ -156,11 +173,11 @@ class Gateway:
         await run_until_gone(receive, self._send_models(scope, send))
 
     async def _send_models(self, scope: Scope, send: Send) -> None:
-        headers = [
-            (name, value)
-            for name, value in upstream_headers(decode_headers(scope["headers"]), None)
-            if name != "accept-encoding"
-        ]
+        came = decode_headers(scope["headers"])
+        if await admit(self.gatekeeper, scope, came, send) is None:
+            return
+        passed = self.gatekeeper.strip(upstream_headers(came, None))
+        headers = [(name, value) for name, value in passed if name != "accept-encoding"]
         reachable = {load.worker_id for load in self.workers.loads(self._clock()) if load.available}
         workers = [worker for worker in self.workers if worker.worker_id in reachable]
         answer = await merged_models(self._upstream, workers, headers)
@@ -169,15 +186,17 @@ class Gateway:
         else:
             await send_bytes(send, *answer, content_type=b"application/json")
 
-    async def _health(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def _health(self, scope: Scope, _receive: Receive, send: Send) -> None:
         loads = self.workers.loads(self._clock())
         healthy = any(load.available for load in loads)
-        content = {
-            "status": "ok" if healthy else "unavailable",
-            "workers": [asdict(load) for load in loads],
-            "sessions": len(self.sessions),
-            "stats": self.stats.as_dict(),
-        }
+        content: dict[str, object] = {"status": "ok" if healthy else "unavailable"}
+        caller = self.gatekeeper.identify(decode_headers(scope["headers"]), client_of(scope))
+        if caller is not None and caller.admin:
+            content |= {
+                "workers": [asdict(load) for load in loads],
+                "sessions": len(self.sessions),
+                "stats": self.stats.as_dict(),
+            }
         await send_json(send, 200 if healthy else 503, content)
 
     async def _ready(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -188,7 +207,10 @@ class Gateway:
     async def _version(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send_json(send, 200, {"version": version("saga-sdk")})
 
-    async def _events(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = await admit(self.gatekeeper, scope, decode_headers(scope["headers"]), send)
+        if caller is None:
+            return
         try:
             events = parse_events(await read_body(receive, _MAX_EVENTS_BYTES))
         except ClientGoneError:
@@ -202,14 +224,15 @@ class Gateway:
             return
         for event in events:
             self.stats.events[event.kind.value] += 1
-            self._apply(event.kind, event.session_id)
+            if event.session_id is not None:
+                self._apply(event.kind, self.gatekeeper.session_id(caller, event.session_id))
         await send_json(send, 202, {"accepted": len(events)})
 
-    def _apply(self, kind: EventKind, session_id: str | None) -> None:
+    def _apply(self, kind: EventKind, session_id: str) -> None:
         addressed = None
-        if session_id is not None and kind is EventKind.SESSION_END:
+        if kind is EventKind.SESSION_END:
             addressed = self.sessions.end(session_id)
-        elif session_id is not None and kind is EventKind.TOOL_END:
+        elif kind is EventKind.TOOL_END:
             addressed = self.sessions.resume(session_id)
         if addressed is not None:
             self._notifier.put(addressed.worker_id, addressed.notice)
@@ -280,7 +303,13 @@ def serve(settings: GatewaySettings) -> None:
 
     Raises:
         ListenError: the address cannot be listened on.
+        SettingsError: other hosts could call, and nothing would tell them apart.
     """
+    if settings.keys_file is None and not settings.open and not is_loopback(settings.host):
+        raise SettingsError(
+            f"without API keys the gateway listens to its own host alone, and {settings.host} is "
+            "open to others: give keys_file (see `saga key`), or open where the network is trusted"
+        )
     gateway = Gateway(settings)
     with _listen(settings) as listener, _signals_end_quietly():
         port = listener.getsockname()[1]

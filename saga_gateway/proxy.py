@@ -26,6 +26,7 @@ from saga_gateway.asgi import (
     send_error,
 )
 from saga_gateway.headers import Headers, decode_headers, downstream_headers, upstream_headers
+from saga_gateway.identity import Gatekeeper, Identity, admit
 from saga_gateway.notifier import Notifier
 from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS, Dialect, error_event
 from saga_gateway.sessions import Session, SessionTable
@@ -55,13 +56,16 @@ class _Exchange:
     Attributes:
         session: the session that it is a step of; None for any other request.
         home: the worker that alone can serve it well; None when any can.
+        said_session_id: the session's id in the client's words.
         is_step: whether its answer is one of a model.
     """
 
     request: UpstreamRequest
     dialect: Dialect
+    tenant: str | None = None
     session: Session | None = None
     home: str | None = None
+    said_session_id: str | None = None
     is_step: bool = False
     final: bool = False
     over: bool = False
@@ -77,6 +81,7 @@ class Proxy:
         sessions: SessionTable,
         notifier: Notifier,
         upstream: Upstream,
+        gatekeeper: Gatekeeper,
         stats: Stats,
         clock: Callable[[], float],
     ) -> None:
@@ -85,6 +90,7 @@ class Proxy:
         self._sessions = sessions
         self._notifier = notifier
         self._upstream = upstream
+        self._gatekeeper = gatekeeper
         self._stats = stats
         self._clock = clock
         self._responses = ResponseHomes(settings.max_sessions)
@@ -102,6 +108,10 @@ class Proxy:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, *, is_step: bool) -> None:
         dialect = dialect_of(scope["path"])
+        headers = decode_headers(scope["headers"])
+        caller = await admit(self._gatekeeper, scope, headers, send, dialect)
+        if caller is None:
+            return
         limit = self._settings.max_body_bytes
         try:
             body = await read_body(receive, limit)
@@ -112,33 +122,56 @@ class Proxy:
             message = f"the request body is larger than {limit} bytes (max_body_bytes)"
             await send_error(send, 413, message, code="body_too_large", dialect=dialect)
             return
+        home: str | None = None
+        if dialect is Dialect.RESPONSES:
+            named = named_response(scope["path"], body)
+            home = self._responses.get(caller.tenant, named)
+            if named is not None and home is None and caller.tenant is not None:
+                # Workers know no tenants: whose response it is, the gateway alone can tell.
+                message = f"no response {named[:64]} of this tenant"
+                await send_error(send, 404, message, code="not_found", dialect=dialect)
+                return
+        if not self._gatekeeper.enter(caller):
+            await _send_too_many(send, caller, dialect)
+            return
         self._stats.requests += 1
         now_s = self._clock()
-        exchange = self._begin(scope, body, dialect, now_s, is_step=is_step)
+        exchange = self._begin(scope, headers, body, caller, dialect, now_s, is_step=is_step)
+        exchange.home = home
         try:
             completed = await run_until_gone(receive, self._exchange(exchange, send, now_s))
             if not completed and not exchange.over:
                 self._stats.clients_gone += 1
         finally:
+            self._gatekeeper.leave(caller)
             self._end(exchange, None)
 
     def _begin(
-        self, scope: Scope, body: bytes, dialect: Dialect, now_s: float, *, is_step: bool
+        self,
+        scope: Scope,
+        headers: Headers,
+        body: bytes,
+        caller: Identity,
+        dialect: Dialect,
+        now_s: float,
+        *,
+        is_step: bool,
     ) -> _Exchange:
-        headers = decode_headers(scope["headers"])
         said = self._hints(headers)
+        session_id = None
+        if said.session_id is not None:
+            session_id = self._gatekeeper.session_id(caller, said.session_id)
         path, query = scope["path"], scope["query_string"]
         request = UpstreamRequest(
             target=path + (f"?{query.decode('latin-1')}" if query else ""),
-            headers=upstream_headers(headers, said.session_id),
+            headers=upstream_headers(self._gatekeeper.strip(headers), session_id),
             body=body,
             method=scope["method"],
         )
-        exchange = _Exchange(request, dialect, is_step=is_step)
-        if dialect is Dialect.RESPONSES:
-            exchange.home = self._responses.get(named_response(path, body))
-        if is_step and said.session_id is not None:
-            exchange.session = self._sessions.begin(said.session_id, said, now_s)
+        exchange = _Exchange(request, dialect, caller.tenant, is_step=is_step)
+        if is_step and session_id is not None:
+            exchange.session = self._sessions.begin(session_id, said, now_s)
+            exchange.said_session_id = said.session_id
             exchange.final = said.final
         return exchange
 
@@ -273,8 +306,8 @@ class Proxy:
         headers = downstream_headers(response.raw_headers)
         headers.append((b"x-saga-worker", placement.worker_id.encode()))
         headers.append((b"x-saga-route", placement.route.encode()))
-        if exchange.session is not None:
-            headers.append((b"x-saga-session-id", exchange.session.session_id.encode()))
+        if exchange.said_session_id is not None:
+            headers.append((b"x-saga-session-id", exchange.said_session_id.encode()))
         if is_event_stream(response.headers.get("Content-Type", "")) and not any(
             name == b"x-accel-buffering" for name, _ in headers
         ):
@@ -323,7 +356,7 @@ class Proxy:
         if reader is not None and answer is None:
             self._stats.answers_unread += 1
         if answer is not None and answer.response_id is not None and worker_id is not None:
-            self._responses.put(answer.response_id, worker_id)
+            self._responses.put(exchange.tenant, answer.response_id, worker_id)
         if exchange.session is None:
             return
         addressed = self._sessions.end_step(
@@ -333,20 +366,35 @@ class Proxy:
             self._notifier.put(addressed.worker_id, addressed.notice)
 
 
+async def _send_too_many(send: Send, caller: Identity, dialect: Dialect) -> None:
+    message = f"tenant {caller.tenant} has {caller.max_in_flight} requests under way, its limit"
+    await send_error(
+        send,
+        429,
+        message,
+        code="tenant_limit",
+        headers=[(b"retry-after", b"1")],
+        dialect=dialect,
+    )
+
+
 class ResponseHomes:
-    """Which worker has made a response: it alone can go on from it. The oldest makes room."""
+    """Which worker has made a tenant's response: it alone can go on from it.
+
+    The oldest makes room.
+    """
 
     def __init__(self, max_responses: int) -> None:
         self._max_responses = max_responses
-        self._homes: OrderedDict[str, str] = OrderedDict()
+        self._homes: OrderedDict[tuple[str | None, str], str] = OrderedDict()
 
-    def get(self, response_id: str | None) -> str | None:
-        """The worker's id; None when it is not known."""
-        return None if response_id is None else self._homes.get(response_id)
+    def get(self, tenant: str | None, response_id: str | None) -> str | None:
+        """The worker's id; None when the tenant has no such response here."""
+        return None if response_id is None else self._homes.get((tenant, response_id))
 
-    def put(self, response_id: str, worker_id: str) -> None:
+    def put(self, tenant: str | None, response_id: str, worker_id: str) -> None:
         """Remember a response."""
-        self._homes[response_id] = worker_id
+        self._homes[tenant, response_id] = worker_id
         if len(self._homes) > self._max_responses:
             self._homes.popitem(last=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 
@@ -45,7 +46,13 @@ SINGLE: dict[str, Dialect] = {
 """Paths whose POST any worker can answer, and that no session goes on with."""
 
 RESPONSE_PREFIX = "/v1/responses/"
-"""Below it, what a worker knows of a response that it has made: GET id, POST id/cancel."""
+_RESPONSE = re.compile(RESPONSE_PREFIX + r"[A-Za-z0-9_-]{1,256}(?P<cancel>/cancel)?")
+
+
+def response_method(path: str) -> str | None:
+    """What a path of a response takes, GET or POST to cancel; None: it is no such path."""
+    match = _RESPONSE.fullmatch(path)
+    return None if match is None else "POST" if match["cancel"] else "GET"
 
 
 def error_body(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from saga_core.breaker import BreakerSettings
 from saga_core.errors import SettingsError
+
+_MAX_SECRET_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,20 @@ class GatewaySettings:
         session_silent_s: silence after which a session counts as ended, seconds, up to a day.
         max_queued_notices: notices waiting per worker, at least 1; the oldest is dropped.
         notice_timeout_s: longest wait for a worker to take a batch of notices, seconds, above 0.
+        keys_file: TOML file with the API keys of callers (see ``saga key``), read again when it
+            changes; None: everybody may call.
+        open: listen to other hosts although there is no ``keys_file``.
+        trusted_proxies: networks, such as ``10.0.0.0/8``, of proxies that may name a tenant in
+            ``X-SAGA-Tenant-ID``; from anybody else it is dropped.
+        session_secret: key of the hash that keeps the session ids of tenants apart; the same in all
+            replicas of a gateway.
+        worker_api_key: what the workers ask for (``vllm serve --api-key``); it takes the place of
+            the caller's own ``Authorization``.
         cors_origins: origins of web pages that may call the gateway, such as
             ``https://app.example``; ``*`` for any, none by default.
         pass_paths: further paths of the workers that are relayed as they are, such as
             ``/invocations``; each begins with a slash and has none at its end.
+        reload_s: how often files are looked at for changes, seconds, above 0.
         drain_s: at a shutdown, how long open requests may take to finish, whole seconds.
     """
 
@@ -59,8 +71,14 @@ class GatewaySettings:
     session_silent_s: float = 7200.0
     max_queued_notices: int = 10_000
     notice_timeout_s: float = 2.0
+    keys_file: str | None = None
+    open: bool = False
+    trusted_proxies: tuple[str, ...] = ()
+    session_secret: str = field(default="", repr=False)
+    worker_api_key: str = field(default="", repr=False)
     cors_origins: tuple[str, ...] = ()
     pass_paths: tuple[str, ...] = ()
+    reload_s: float = 2.0
     drain_s: int = 30
 
     def __post_init__(self) -> None:
@@ -80,6 +98,7 @@ class GatewaySettings:
             "session_silent_s": (1e-3, 86_400.0),
             "max_queued_notices": (1, 1e9),
             "notice_timeout_s": (1e-3, 3600.0),
+            "reload_s": (1e-3, 3600.0),
             "drain_s": (0, 86_400),
         }
         for name, (low, high) in ranges.items():
@@ -88,6 +107,8 @@ class GatewaySettings:
                 raise SettingsError(f"{name}={value} must be from {low:g} to {high:g}")
         if not self.host:
             raise SettingsError("host must not be empty; 0.0.0.0 listens on every address")
+        if len(self.session_secret.encode()) > _MAX_SECRET_BYTES:
+            raise SettingsError(f"session_secret must be at most {_MAX_SECRET_BYTES} bytes long")
         for path in self.pass_paths:
             if not path.startswith("/") or path.endswith("/"):
                 raise SettingsError(f"pass_paths: {path!r} must be like /invocations")

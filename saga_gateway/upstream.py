@@ -65,6 +65,8 @@ class Upstream:
             sock_connect=settings.connect_timeout_s,
             sock_read=settings.idle_timeout_s,
         )
+        key = settings.worker_api_key
+        self._key = [("Authorization", f"Bearer {key}")] if key else []
         trace = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_note_reuse)
         self._pooled = self._session(
@@ -120,6 +122,12 @@ class Upstream:
         except aiohttp.ClientError as error:
             raise WorkerAnswerError(_reason(error)) from error
 
+    def _with_key(self, headers: Headers) -> Headers:
+        """The headers with the key that the workers ask for, if they ask for one."""
+        if not self._key:
+            return headers
+        return [*(each for each in headers if each[0].lower() != "authorization"), *self._key]
+
     async def _send(
         self,
         session: aiohttp.ClientSession,
@@ -127,7 +135,7 @@ class Upstream:
         request: UpstreamRequest,
         connection: _Connection,
     ) -> aiohttp.ClientResponse:
-        body, headers = request.body, request.headers
+        body, headers = request.body, self._with_key(request.headers)
         if body or request.method == "POST":
             headers = [*headers, ("Content-Length", str(len(body)))]
         return await session.request(
@@ -149,7 +157,7 @@ class Upstream:
         """
         async with self._pooled.get(
             URL(worker.base_url + target, encoded=True),
-            headers=headers,
+            headers=self._with_key(headers),
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             trace_request_ctx=_Connection(),
@@ -165,7 +173,7 @@ class Upstream:
         async with self._pooled.post(
             URL(worker.base_url + "/saga/v1/sessions:notify", encoded=True),
             data=body,
-            headers={"Content-Type": "application/json"},
+            headers=self._with_key([("Content-Type", "application/json")]),
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=self._settings.notice_timeout_s),
             trace_request_ctx=_Connection(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,53 @@ def test_other_commands_refuse_words_they_do_not_know(
         main(["gateway", "--worker", "http://127.0.0.1:1", "--wrong"])
     assert stopped.value.code == 2
     assert "--wrong" in capsys.readouterr().err
+
+
+def test_a_gateway_without_workers_says_how_to_name_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SAGA_GATEWAY_WORKERS", raising=False)
+    assert main(["gateway"]) == 1
+    assert "--worker" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("port", "NAME=VALUE"),
+        ("colour=red", "NAME=VALUE"),
+        ("worker_api_key=x", "NAME=VALUE"),
+        ("drain_s=soon", "a whole number"),
+        ("drain_s=-1", "drain_s=-1 must be from"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_refused(
+    word: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gateway", "--worker", "http://127.0.0.1:1", "--set", word]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_the_settings_of_the_gateway_are_described(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gateway", "--help-settings"]) == 0
+    told = capsys.readouterr().out
+    assert "drain_s: int = 30" in told
+    assert "open requests may take to finish" in told
+
+
+def test_a_key_is_made_with_its_entry(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from saga_gateway.identity import KeyFile
+
+    assert main(["key", "team-a"]) == 0
+    told = capsys.readouterr().out
+    key = next(line for line in told.splitlines() if line.startswith("saga-"))
+    file = tmp_path / "keys.toml"
+    file.write_text(told[told.index("[[key]]") :])
+    identity = KeyFile(file).find(key)
+    assert identity is not None
+    assert identity.tenant == "team-a"
+    assert main(["key", "team a"]) == 1
+    assert "TENANT" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
