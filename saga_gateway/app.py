@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,12 @@ from saga_gateway.events import EventError, EventKind, parse_events
 from saga_gateway.headers import OWN_RESPONSE_HEADERS, decode_headers, upstream_headers
 from saga_gateway.health import HealthChecks
 from saga_gateway.identity import Gatekeeper, KeyFile, admit, client_of, is_loopback, networks
+from saga_gateway.metrics import CONTENT_TYPE as METRICS_TYPE
+from saga_gateway.metrics import Metrics
 from saga_gateway.models import merged_models
 from saga_gateway.notifier import Notifier
 from saga_gateway.proxy import Proxy
-from saga_gateway.routes import SINGLE, STEPS, response_method
+from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS, response_method
 from saga_gateway.sessions import SessionTable
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.stats import Stats
@@ -49,6 +50,7 @@ __all__ = ["Gateway", "GatewaySettings", "ListenError", "serve"]
 
 _CLIENT_KEEP_ALIVE_S = 75
 _MAX_EVENTS_BYTES = 2**20
+_WORKERS_PATH = "/saga/v1/workers"
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -74,6 +76,7 @@ class Gateway:
         self.gatekeeper = Gatekeeper(
             keys, networks(settings.trusted_proxies), settings.session_secret.encode()
         )
+        self.metrics = Metrics(self.stats, self.workers, self.sessions, clock)
         self._clock = clock
         self._routes: dict[str, dict[str, Handler]] = {}
         self._proxy: Proxy | None = None
@@ -82,6 +85,16 @@ class Gateway:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
+        watched = _Watched(send)
+        await self._serve(scope, receive, watched)
+        if watched.status:
+            path = scope["path"].rstrip("/")
+            name = path if path in self._routes else "other"
+            self.metrics.answered(
+                RESPONSE_PREFIX if response_method(path) else name, watched.status
+            )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         handlers = self._handlers(path)
         if handlers is None and path.endswith("/"):
@@ -101,10 +114,12 @@ class Gateway:
     def _handlers(self, path: str) -> dict[str, Handler] | None:
         """What a path takes, by method; None when there is no such path."""
         handlers = self._routes.get(path)
-        if handlers is None and self._proxy is not None:
-            method = response_method(path)
-            return None if method is None else {method: self._proxy.single}
-        return handlers
+        if handlers is not None or self._proxy is None:
+            return handlers
+        method = response_method(path)
+        if method is not None:
+            return {method: self._proxy.single}
+        return {"POST": self._drain} if path.startswith(_WORKERS_PATH + "/") else None
 
     async def startup(self) -> None:
         """Open the client to the workers and start delivering notices."""
@@ -123,6 +138,7 @@ class Gateway:
             self._upstream,
             self.gatekeeper,
             self.stats,
+            self.metrics,
             self._clock,
         )
         passed: dict[str, Handler] = {"GET": proxy.single, "POST": proxy.single}
@@ -132,29 +148,36 @@ class Gateway:
             **{path: {"POST": proxy.step} for path in STEPS},
             "/v1/models": {"GET": self._models},
             "/saga/v1/events": {"POST": self._events},
+            _WORKERS_PATH: {"GET": self._list_workers},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
+            "/metrics": {"GET": self._metrics},
             "/version": {"GET": self._version},
         }
         self._health_checks = HealthChecks(
             self.workers, self._probe, self.settings.health_interval_s, self._clock
         )
-        self._notifier.start()
-        self._health_checks.start()
-        self._key_watch = asyncio.create_task(self._watch_keys())
+        await self._notifier.follow()
+        await self._health_checks.follow()
+        self._file_watch = asyncio.create_task(self._watch_files())
 
     async def shutdown(self) -> None:
         """Stop delivering notices and checks, and close the connections to the workers."""
-        self._key_watch.cancel()
-        await asyncio.gather(self._key_watch, return_exceptions=True)
+        self._file_watch.cancel()
+        await asyncio.gather(self._file_watch, return_exceptions=True)
         await self._health_checks.stop()
         await self._notifier.stop()
         await self._upstream.close()
 
-    async def _watch_keys(self) -> None:
-        while self.gatekeeper.keys is not None:
+    async def _watch_files(self) -> None:
+        keys, files = self.gatekeeper.keys, self.workers.file
+        while keys is not None or files is not None:
             await asyncio.sleep(self.settings.reload_s)
-            self.gatekeeper.keys.reload()
+            if keys is not None:
+                keys.reload()
+            if self.workers.reload():
+                await self._notifier.follow()
+                await self._health_checks.follow()
 
     async def _probe(self, worker: Worker) -> int:
         timeout_s = self.settings.health_timeout_s
@@ -192,8 +215,9 @@ class Gateway:
         content: dict[str, object] = {"status": "ok" if healthy else "unavailable"}
         caller = self.gatekeeper.identify(decode_headers(scope["headers"]), client_of(scope))
         if caller is not None and caller.admin:
+            now_s = self._clock()
             content |= {
-                "workers": [asdict(load) for load in loads],
+                "workers": [worker.describe(now_s) for worker in self.workers],
                 "sessions": len(self.sessions),
                 "stats": self.stats.as_dict(),
             }
@@ -203,6 +227,34 @@ class Gateway:
         loads = self.workers.loads(self._clock())
         ready = any(load.available for load in loads)
         await send_json(send, 200 if ready else 503, {"ready": ready})
+
+    async def _list_workers(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        if await self._admit_operator(scope, send):
+            now_s = self._clock()
+            listed = [worker.describe(now_s) for worker in self.workers]
+            await send_json(send, 200, {"workers": listed})
+
+    async def _drain(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        if not await self._admit_operator(scope, send):
+            return
+        worker_id, _, verb = scope["path"].removeprefix(_WORKERS_PATH + "/").rpartition(":")
+        worker = self.workers.get(worker_id)
+        if worker is None or verb not in ("drain", "undrain"):
+            message = f"{scope['path']}: POST {_WORKERS_PATH}/HOST:PORT:drain, or :undrain"
+            await send_error(send, 404, message, code="not_found")
+            return
+        worker.draining = verb == "drain"
+        await send_json(send, 200, worker.describe(self._clock()))
+
+    async def _admit_operator(self, scope: Scope, send: Send) -> bool:
+        caller = await admit(self.gatekeeper, scope, decode_headers(scope["headers"]), send)
+        if caller is not None and not caller.admin:
+            message = "this key may not see how the gateway is: its entry needs admin = true"
+            await send_error(send, 403, message, code="not_admin")
+        return caller is not None and caller.admin
+
+    async def _metrics(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_bytes(send, 200, self.metrics.text(), content_type=METRICS_TYPE)
 
     async def _version(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send_json(send, 200, {"version": version("saga-sdk")})
@@ -236,6 +288,21 @@ class Gateway:
             addressed = self.sessions.resume(session_id)
         if addressed is not None:
             self._notifier.put(addressed.worker_id, addressed.notice)
+
+
+class _Watched:
+    """A ``send`` that remembers the status."""
+
+    __slots__ = ("_send", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if not self.status:
+            self.status = message["status"]  # The first message is the response's start.
+        await self._send(message)
 
 
 def _without_body(send: Send) -> Send:

@@ -50,9 +50,9 @@ def read_settings(
         if text := environment.get(variable):
             given[name] = parse(text, kind, f"{variable}={text!r}", hide=name in SECRETS)
     given |= {name: value for name, value in flags.items() if value is not None}
-    if not given.get("workers"):
+    if not given.get("workers") and not given.get("workers_file"):
         raise SettingsError(
-            "no worker is named: give --worker URL, workers in the file, or "
+            "no worker is named: give --worker URL, workers or workers_file in the file, or "
             f"{PREFIX}WORKERS, such as http://10.0.0.1:8000"
         )
     return GatewaySettings(**given)

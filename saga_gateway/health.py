@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from saga_gateway.workers import Worker, Workers
+from saga_gateway.workers import Worker, Workers, WorkerTasks
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +35,16 @@ class HealthChecks:
         self._probe = probe
         self._interval_s = interval_s
         self._clock = clock
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = WorkerTasks(workers, self._check)
 
-    def start(self) -> None:
-        """Start checking."""
+    async def follow(self) -> None:
+        """Check the workers that there are now, and no others."""
         if self._interval_s > 0.0:
-            self._tasks = [asyncio.create_task(self._check(worker)) for worker in self._workers]
+            await self._tasks.follow()
 
     async def stop(self) -> None:
         """Stop checking."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
 
     async def _check(self, worker: Worker) -> None:
         failures = 0

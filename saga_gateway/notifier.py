@@ -13,7 +13,7 @@ import orjson
 
 from saga_core.notices import Notice, encode_notices
 from saga_gateway.stats import Stats
-from saga_gateway.workers import Worker, Workers
+from saga_gateway.workers import Worker, Workers, WorkerTasks
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +40,16 @@ class Notifier:
     """
 
     def __init__(self, workers: Workers, post: Post, *, max_queued: int, stats: Stats) -> None:
-        self._outboxes = {worker.worker_id: _Outbox(worker) for worker in workers}
+        self._outboxes: dict[str, _Outbox] = {}
+        self._tasks = WorkerTasks(workers, self._deliver)
         self._post = post
         self._max_queued = max_queued
         self._stats = stats
-        self._tasks: list[asyncio.Task[None]] = []
 
     def put(self, worker_id: str, notice: Notice) -> None:
         """Queue a notice; never waits."""
-        outbox = self._outboxes[worker_id]
-        if not outbox.worker.takes_notices:
+        outbox = self._outboxes.get(worker_id)
+        if outbox is None or not outbox.worker.takes_notices:
             self._stats.notices_dropped += 1
             return
         if len(outbox.waiting) >= self._max_queued:
@@ -58,29 +58,30 @@ class Notifier:
         outbox.waiting.append(notice)
         outbox.filled.set()
 
-    def start(self) -> None:
-        """Start delivering."""
-        self._tasks = [
-            asyncio.create_task(self._deliver(outbox)) for outbox in self._outboxes.values()
-        ]
+    async def follow(self) -> None:
+        """Deliver to the workers that there are now, and to no others."""
+        await self._tasks.follow()
 
     async def stop(self) -> None:
         """Stop delivering; what is queued is lost."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
 
-    async def _deliver(self, outbox: _Outbox) -> None:
-        while outbox.worker.takes_notices:
-            await outbox.filled.wait()
-            batch = list(islice(outbox.waiting, _BATCH))
-            for _ in batch:
-                outbox.waiting.popleft()
-            if not outbox.waiting:
-                outbox.filled.clear()
-            await self._send(outbox.worker, batch)
-        self._stats.notices_dropped += len(outbox.waiting)
-        outbox.waiting.clear()
+    async def _deliver(self, worker: Worker) -> None:
+        outbox = self._outboxes[worker.worker_id] = _Outbox(worker)
+        try:
+            while worker.takes_notices:
+                await outbox.filled.wait()
+                batch = list(islice(outbox.waiting, _BATCH))
+                for _ in batch:
+                    outbox.waiting.popleft()
+                if not outbox.waiting:
+                    outbox.filled.clear()
+                await self._send(worker, batch)
+        finally:
+            self._stats.notices_dropped += len(outbox.waiting)
+            outbox.waiting.clear()
+            if self._outboxes.get(worker.worker_id) is outbox:
+                del self._outboxes[worker.worker_id]
 
     async def _send(self, worker: Worker, batch: list[Notice]) -> None:
         try:

@@ -27,6 +27,7 @@ from saga_gateway.asgi import (
 )
 from saga_gateway.headers import Headers, decode_headers, downstream_headers, upstream_headers
 from saga_gateway.identity import Gatekeeper, Identity, admit
+from saga_gateway.metrics import Metrics
 from saga_gateway.notifier import Notifier
 from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS, Dialect, error_event
 from saga_gateway.sessions import Session, SessionTable
@@ -57,6 +58,7 @@ class _Exchange:
         session: the session that it is a step of; None for any other request.
         home: the worker that alone can serve it well; None when any can.
         said_session_id: the session's id in the client's words.
+        began_s, first_s: when its body had come, and the first byte of its answer.
         is_step: whether its answer is one of a model.
     """
 
@@ -66,6 +68,8 @@ class _Exchange:
     session: Session | None = None
     home: str | None = None
     said_session_id: str | None = None
+    began_s: float = 0.0
+    first_s: float | None = None
     is_step: bool = False
     final: bool = False
     over: bool = False
@@ -83,6 +87,7 @@ class Proxy:
         upstream: Upstream,
         gatekeeper: Gatekeeper,
         stats: Stats,
+        metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -92,6 +97,7 @@ class Proxy:
         self._upstream = upstream
         self._gatekeeper = gatekeeper
         self._stats = stats
+        self._metrics = metrics
         self._clock = clock
         self._responses = ResponseHomes(settings.max_sessions)
 
@@ -137,7 +143,7 @@ class Proxy:
         self._stats.requests += 1
         now_s = self._clock()
         exchange = self._begin(scope, headers, body, caller, dialect, now_s, is_step=is_step)
-        exchange.home = home
+        exchange.home, exchange.began_s = home, now_s
         try:
             completed = await run_until_gone(receive, self._exchange(exchange, send, now_s))
             if not completed and not exchange.over:
@@ -197,6 +203,7 @@ class Proxy:
             placement = self._place(exchange, down, now_s)
             if placement is None:
                 break
+            self._metrics.routed(placement.route)
             if placement.route is Route.FAILOVER:
                 self._stats.failovers += 1
             worker = self._workers[placement.worker_id]
@@ -289,6 +296,9 @@ class Proxy:
                 await self._break_off(exchange, response, placement.worker_id, error, send)
                 return
             last = content.at_eof()
+            if exchange.first_s is None:
+                exchange.first_s = self._clock()
+                self._metrics.first_byte(exchange.first_s - exchange.began_s)
             if exchange.is_step:
                 reader.feed(data)
             if last or reader.done:
@@ -357,10 +367,15 @@ class Proxy:
             self._stats.answers_unread += 1
         if answer is not None and answer.response_id is not None and worker_id is not None:
             self._responses.put(exchange.tenant, answer.response_id, worker_id)
+        now_s = self._clock()
+        if exchange.first_s is not None:
+            tokens = answer.usage.completion_tokens if answer and answer.usage else 0
+            stream_s = now_s - exchange.first_s
+            self._metrics.finished(now_s - exchange.began_s, stream_s, tokens)
         if exchange.session is None:
             return
         addressed = self._sessions.end_step(
-            exchange.session, answer, final=exchange.final, now_s=self._clock()
+            exchange.session, answer, final=exchange.final, now_s=now_s
         )
         if addressed is not None:
             self._notifier.put(addressed.worker_id, addressed.notice)

@@ -16,7 +16,9 @@ class GatewaySettings:
     """What a gateway is started with.
 
     Attributes:
-        workers: base URLs of the workers, ``http://host:port`` each; at least one, no duplicates.
+        workers: base URLs of the workers, ``http://host:port`` each, no duplicates; at least one
+            here or in ``workers_file``.
+        workers_file: further workers, one URL a line, read again when it changes.
         host: address to listen on.
         port: port to listen on, 0 to 65535; 0 takes any free one.
         max_body_bytes: largest request body that is taken, bytes, above 0.
@@ -54,7 +56,8 @@ class GatewaySettings:
         drain_s: at a shutdown, how long open requests may take to finish, whole seconds.
     """
 
-    workers: tuple[str, ...]
+    workers: tuple[str, ...] = ()
+    workers_file: str | None = None
     host: str = "127.0.0.1"
     port: int = 8800
     max_body_bytes: int = 64 * 2**20
@@ -112,7 +115,7 @@ class GatewaySettings:
         for path in self.pass_paths:
             if not path.startswith("/") or path.endswith("/"):
                 raise SettingsError(f"pass_paths: {path!r} must be like /invocations")
-        if not self.workers:
+        if not self.workers and self.workers_file is None:
             raise SettingsError("workers must name at least one worker, such as http://host:8000")
         ids = [worker_address(url)[0] for url in self.workers]
         for worker_id in ids:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from math import inf
+from pathlib import Path
+from typing import Any
 
 from saga_core.breaker import Breaker
+from saga_core.errors import SettingsError
 from saga_core.placement import WorkerLoad
 from saga_gateway.settings import GatewaySettings, worker_address
+
+logger = logging.getLogger(__name__)
 
 _LEAST_WEIGHT = 0.1
 
@@ -47,6 +54,7 @@ class Worker:
         healthy: False once its health checks fail.
         unreachable: it took no connection the last time.
         back_since_s: when it came back.
+        draining: it is to go: what it serves it may finish, anything else goes elsewhere.
         takes_notices: False once it has said that it does not know the control API.
     """
 
@@ -58,6 +66,7 @@ class Worker:
     healthy: bool = True
     unreachable: bool = False
     back_since_s: float = -inf
+    draining: bool = False
     takes_notices: bool = True
 
     @contextmanager
@@ -77,8 +86,17 @@ class Worker:
         weight = 1.0
         if now_s < self.back_since_s + self.slow_start_s:
             weight = max(_LEAST_WEIGHT, (now_s - self.back_since_s) / self.slow_start_s)
-        available = self.healthy and self.breaker.allows(now_s)
+        available = self.healthy and not self.draining and self.breaker.allows(now_s)
         return WorkerLoad(self.worker_id, self.in_flight, available, weight)
+
+    def describe(self, now_s: float) -> dict[str, object]:
+        """The worker as operators see it."""
+        return {
+            **asdict(self.load(now_s)),
+            "healthy": self.healthy,
+            "draining": self.draining,
+            "takes_notices": self.takes_notices,
+        }
 
     def is_well(self, now_s: float) -> None:
         """A health check has succeeded."""
@@ -103,20 +121,34 @@ class Worker:
 
 
 class Workers:
-    """The workers of this gateway, in the order of the settings."""
+    """The workers of this gateway: those of the settings, and those of a file.
+
+    The file has one URL a line; what follows a ``#`` is a comment.
+
+    Attributes:
+        file: the file; None when there is none.
+
+    Raises:
+        SettingsError: the file cannot be read, or a line is no worker's URL.
+    """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        breaker = settings.breaker()
-        self._by_id = {
-            worker_id: Worker(worker_id, base_url, Breaker(breaker), settings.slow_start_s)
-            for worker_id, base_url in map(worker_address, settings.workers)
-        }
+        self._settings = settings
+        self._by_id: dict[str, Worker] = {}
+        self.file = None if settings.workers_file is None else Path(settings.workers_file)
+        self._last_error = ""
+        self._listed = self._read_file()
+        self._update()
 
     def __iter__(self) -> Iterator[Worker]:
-        return iter(self._by_id.values())
+        return iter(list(self._by_id.values()))
 
     def __getitem__(self, worker_id: str) -> Worker:
         return self._by_id[worker_id]
+
+    def get(self, worker_id: str) -> Worker | None:
+        """The worker of that id, while there is one."""
+        return self._by_id.get(worker_id)
 
     def loads(self, now_s: float, *, without: str | None = None) -> list[WorkerLoad]:
         """The workers as placement sees them; ``without`` is shown as not available."""
@@ -124,3 +156,80 @@ class Workers:
             replace(load, available=False) if load.worker_id == without else load
             for load in (worker.load(now_s) for worker in self._by_id.values())
         ]
+
+    def reload(self) -> bool:
+        """Read the file again; returns whether the workers are others now.
+
+        Who is still there keeps its state, who is gone may finish what it serves. A file that
+        cannot be read, or is wrong, changes nothing, and is logged.
+        """
+        try:
+            listed = self._read_file()
+        except SettingsError as error:
+            if str(error) != self._last_error:
+                logger.error("the workers stay as they were: %s", error)
+            self._last_error = str(error)
+            return False
+        self._last_error = ""
+        if listed == self._listed:
+            return False
+        self._listed = listed
+        self._update()
+        logger.warning("workers: %s", ", ".join(self._by_id) or "none")
+        return True
+
+    def _read_file(self) -> dict[str, str]:
+        if self.file is None:
+            return {}
+        try:
+            lines = self.file.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"cannot read {self.file}: {error}") from None
+        urls = (line.partition("#")[0].strip() for line in lines)
+        return dict(worker_address(url) for url in urls if url)
+
+    def _update(self) -> None:
+        wanted = dict(map(worker_address, self._settings.workers)) | self._listed
+        breaker, slow_start_s = self._settings.breaker(), self._settings.slow_start_s
+        before, self._by_id = self._by_id, {}
+        for worker_id, base_url in wanted.items():
+            known = before.get(worker_id)
+            if known is None or known.base_url != base_url:
+                known = Worker(worker_id, base_url, Breaker(breaker), slow_start_s)
+            self._by_id[worker_id] = known
+
+
+class WorkerTasks:
+    """A task for every worker, while there is that worker."""
+
+    def __init__(
+        self, workers: Workers, run: Callable[[Worker], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._workers = workers
+        self._run = run
+        self._tasks: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
+
+    async def follow(self) -> None:
+        """Begin the tasks that are missing, and end those of workers that are gone."""
+        for worker in self._workers:
+            if worker.worker_id not in self._tasks:
+                task = asyncio.create_task(self._run(worker))
+                self._tasks[worker.worker_id] = worker, task
+        gone = [
+            worker_id
+            for worker_id, (worker, _) in self._tasks.items()
+            if self._workers.get(worker_id) is not worker
+        ]
+        await self._end(gone)
+        if any(worker.worker_id not in self._tasks for worker in self._workers):
+            await self.follow()  # A worker came back under the id of one that went.
+
+    async def stop(self) -> None:
+        """End all tasks."""
+        await self._end(list(self._tasks))
+
+    async def _end(self, worker_ids: list[str]) -> None:
+        ended = [self._tasks.pop(worker_id)[1] for worker_id in worker_ids]
+        for task in ended:
+            task.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)

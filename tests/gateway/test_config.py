@@ -33,7 +33,7 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path):
     [
         ("[gateway", "cannot be read as TOML"),
         ("gateway = 3", "must be a table"),
-        ("[gateway]\ncolour = 1", "colour is not known; there are workers, host"),
+        ("[gateway]\ncolour = 1", "colour is not known; there are workers, workers_file"),
         ("[gateway]\nport = 1.5", "port must be a whole number"),
         ("[gateway]\nport = true", "port must be a whole number"),
         ("[gateway]\nopen = 1", "open must be true or false"),

@@ -210,5 +210,6 @@ async def test_health_shows_the_workers(gateway2, workers):
     assert content["status"] == "ok"
     assert content["workers"] == [
         {"worker_id": worker.worker_id, "in_flight": 0, "available": True, "weight": 1.0}
+        | {"healthy": True, "draining": False, "takes_notices": True}
         for worker in workers
     ]
