@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm-matrix check lock clean
+.PHONY: help setup demo test test-vllm-matrix test-frameworks check lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,9 @@ test: setup ## run the tests (ARGS="tests/core -k ttl" picks some)
 test-vllm-matrix: setup ## run the worker's tests on the other vLLM releases (ARGS="tests/worker")
 	@$(BIN)/python tools/vllm_matrix.py $(ARGS)
 
+test-frameworks: setup ## run the SDK's tests with each agent framework (ARGS="crewai autogen")
+	@$(BIN)/python tools/framework_matrix.py $(ARGS)
+
 # Stops at the first command that fails, and names it.
 step = @echo "check: $(1)"; $(BIN)/$(1) || { echo "check failed: $(1)"; exit 1; }
 
@@ -30,6 +33,7 @@ check: setup ## lint, format, types and import rules
 	$(call step,mypy)
 	$(call step,mypy tools/setup_env.py)
 	$(call step,mypy tools/vllm_matrix.py)
+	$(call step,mypy tools/framework_matrix.py)
 	$(call step,lint-imports --no-logo)
 
 lock: ## write requirements/dev.lock anew (ARGS=--upgrade takes newer versions)

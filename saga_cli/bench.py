@@ -16,6 +16,7 @@ def add_to(commands: Commands) -> None:
     benchmarks = bench.add_subparsers(dest="benchmark", metavar="BENCHMARK")
     _add_engine(benchmarks)
     _add_scheduler(benchmarks)
+    _add_sdk(benchmarks)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,6 +29,10 @@ def run(options: argparse.Namespace) -> int:
         from saga_cli import bench_scheduler
 
         return bench_scheduler.run(options)
+    if options.benchmark == "sdk":
+        from saga_cli import bench_sdk
+
+        return bench_sdk.run(options)
     options.print_help()
     return 0
 
@@ -92,4 +97,27 @@ def _add_scheduler(benchmarks: Commands) -> None:
         "--steps", type=int, default=100, metavar="N", help="of an arm in a round (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write the results to FILE")
+
+
+def _add_sdk(benchmarks: Commands) -> None:
+    parser = benchmarks.add_parser(
+        "sdk",
+        help="CPU that the SDK adds to an LLM call",
+        description="Makes the same calls with and without the SDK, in pairs, against a transport "
+        "that answers at once. Reports the CPU time that is added to a call of a bare OpenAI "
+        "client and of a LangChain model, that of an event, the memory held after many runs, and "
+        "how long the import takes.",
+    )
+    parser.add_argument("--pairs", type=int, default=31, metavar="N", help="(%(default)s)")
+    parser.add_argument(
+        "--calls", type=int, default=100, metavar="N", help="of an arm in a pair (%(default)s)"
+    )
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="runs after which the memory is measured (%(default)s)",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the results to FILE")

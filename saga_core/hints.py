@@ -98,18 +98,21 @@ def _clean(value: str) -> str | None:
 _clean_short = lru_cache(maxsize=4096)(_clean)
 
 
-def encode(hints: Hints) -> dict[str, str]:
+def encode(hints: Hints, of: Iterable[str] = tuple(HEADERS)) -> dict[str, str]:
     """Write hints as headers. Fields that are not said, numbers out of range, and text that cannot
     be made legal are left out; the result is always safe to send.
+
+    Args:
+        of: the fields that are written; by default all.
     """
     headers: dict[str, str] = {}
-    for field, header in HEADERS.items():
+    for field in of:
         value = getattr(hints, field)
         if value is None or value is False:
             continue
         text = _written(field, value)
         if text is not None:
-            headers[header] = text
+            headers[HEADERS[field]] = text
     return headers
 
 

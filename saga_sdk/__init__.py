@@ -7,18 +7,30 @@ or a ``saga.SagaCallbackHandler`` in a LangChain config.
 from typing import TYPE_CHECKING, Any
 
 from saga_sdk.context import WorkflowContext, WorkflowRun, workflow
+from saga_sdk.ends import end_session, end_task
 from saga_sdk.instrumentation import instrument, uninstrument
+from saga_sdk.propagation import wrap
+from saga_sdk.statistics import Stats, stats
+from saga_sdk.tool_table import tool_types
+from saga_sdk.tools import tool
 
 if TYPE_CHECKING:
     from saga_sdk.integrations.langchain import SagaCallbackHandler
 
 __all__ = [
     "SagaCallbackHandler",
+    "Stats",
     "WorkflowContext",
     "WorkflowRun",
+    "end_session",
+    "end_task",
     "instrument",
+    "stats",
+    "tool",
+    "tool_types",
     "uninstrument",
     "workflow",
+    "wrap",
 ]
 
 

@@ -18,18 +18,21 @@ class _AnyStatus(urllib.request.HTTPErrorProcessor):
     https_response = http_response
 
 
-def post_json(url: str, body: bytes, timeout_s: float) -> int:
+def post_json(url: str, body: bytes, timeout_s: float, authorization: str | None = None) -> int:
     """Send a JSON body and return the status; what is answered is not read.
 
     The environment's proxies are used, as the OpenAI client uses them.
 
     Args:
         timeout_s: for the connection, and again for each wait on it.
+        authorization: the header of that name; it is not sent when None.
 
     Raises:
         OSError: there was no answer.
     """
     headers = {"Content-Type": "application/json", "User-Agent": "saga-sdk"}
+    if authorization is not None:
+        headers["Authorization"] = authorization
     request = urllib.request.Request(url, body, headers, method="POST")
     opener = _opener(request.type == "https")
     try:

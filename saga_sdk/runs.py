@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict, deque
@@ -12,24 +13,18 @@ from typing import Any
 from uuid import UUID
 
 from saga_core.hints import Hints
-from saga_core.types import tool_type_of
-from saga_sdk.context import (
-    Call,
-    CallMap,
-    Session,
-    WorkflowRun,
-    calls,
-    current_workflow,
-    deadline_at,
-    wire_id,
-)
+from saga_sdk.context import WorkflowRun, calls, current_workflow
 from saga_sdk.events import Event, EventKind, sender
+from saga_sdk.sessions import Call, CallMap, Session, Task, deadline_at, digest, wire_id
+from saga_sdk.tool_table import tool_type
 
 MAX_RUNS = 10_000
 MAX_SESSIONS = 10_000
 MAX_IDLE_S = 6 * 3600.0
 # After a shorter tool the next request comes as soon as an event could.
 MIN_TOOL_S = 1.0
+# The workflow of runs whose framework names none.
+NO_NAME = "agent"
 
 
 class RunKind(Enum):
@@ -49,6 +44,9 @@ class RunStart:
         metadata: what LangChain says beside; read for ``thread_id``, ``langgraph_node`` and the
             keys that begin with ``saga_``.
         session_id, workflow, node: what the framework says of them; they win over the metadata.
+        generic_name: the name is one that the framework gives to any run.
+        signature: of a call: text by which runs with a generic name are told apart; called for
+            the first call of a task alone.
     """
 
     kind: RunKind
@@ -59,6 +57,8 @@ class RunStart:
     session_id: str | None = None
     workflow: str | None = None
     node: str | None = None
+    generic_name: bool = False
+    signature: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,20 @@ class Scope:
     """The part of a run tree that is one conversation: what its LLM calls have in common.
 
     Attributes:
+        workflow_id: None when only the task's calls will tell.
+        session: None when a model was called on its own, in no chain, no block and no named
+            session: such a call continues nothing that anybody could name.
         named_session: the session id that was in force by name when the scope began; a run below
             that names another one begins a new scope.
         owner: the run that the session ends with; None when others may continue the session, as
-            they may one that the user named, or one of a model that was called on its own.
+            they may one that the user named.
         of_tool: the scope began with a tool, whose session is the tool run's own.
         block: the ``saga.workflow`` block that the scope belongs to.
     """
 
-    workflow_id: str
-    task_id: str
-    session: Session
+    workflow_id: str | None
+    task: Task
+    session: Session | None
     parent_session_id: str | None
     deadline_at_s: float | None
     named_session: str | None
@@ -100,12 +103,8 @@ class Scope:
     owner: UUID | None
     of_tool: bool = False
 
-    def event(self, kind: EventKind, tool_name: str | None = None) -> Event:
-        urls = self.session.event_urls
-        return Event(kind, self.session.id, self.task_id, self.workflow_id, urls, tool_name)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
     """An open run. ``ended_in`` is where the result of this tool is seen."""
 
@@ -120,7 +119,11 @@ class _Run:
 
 @dataclass(slots=True)
 class _Tree:
+    """The open runs below one root; ``workflow_id`` is what its scopes say that say none."""
+
     touched_s: float
+    workflow_id: str
+    is_generic: bool
     open_runs: set[UUID] = field(default_factory=set)
 
 
@@ -139,9 +142,10 @@ class RunTracker:
     so report its end, anywhere, also in a thread that is inside this object. Ends are queued, and
     worked off by whoever has the lock: before the next start, and after every hold of the lock.
 
-    At the end of a run that owns its session a ``session_end`` goes out, and a ``tool_end`` for
-    the last of a session's open tools, when it took over 1 s; both only where calls of the
-    session went.
+    A ``tool_start`` goes out for every tool, a ``tool_end`` for the last of a session's open tools
+    when it took over 1 s, a ``session_end`` at the end of a run that owns its session, and a
+    ``task_end`` at the end of a root that is a task; all only where calls of the session or the
+    task went.
 
     Args:
         emit: takes the events; called without the lock.
@@ -172,14 +176,35 @@ class RunTracker:
     def __len__(self) -> int:
         return len(self._runs)
 
+    def is_open(self, root_id: UUID) -> bool:
+        """Whether the root of a tree has not ended yet."""
+        return root_id in self._trees
+
+    @property
+    def named_sessions(self) -> int:
+        """How many named sessions are remembered."""
+        return len(self._sessions)
+
+    def session(self, session_id: str) -> Session | None:
+        """The named session with this id, if a run of this process has continued it lately."""
+        return self._sessions.get(session_id)
+
+    def after_fork(self) -> None:
+        """Trust no lock in a child process, nor what another thread was changing under it."""
+        if self._lock.locked():
+            self._runs, self._trees, self._sessions = {}, OrderedDict(), OrderedDict()
+            self._ended.clear()
+        self._lock = threading.Lock()
+
     def start(self, start: RunStart, source: Source) -> None:
         """Note a run; an LLM call takes its session's next step."""
         events: list[Event] = []
         try:
             with self._lock:
                 # What this thread has reported as ended, ended before this start.
-                self._work_off(events)
-                self._start(start, source)
+                if self._ended:
+                    self._work_off(events)
+                self._start(start, source, events)
         finally:
             self._emit_all(events)
             self._drain()
@@ -211,32 +236,46 @@ class RunTracker:
 
     def _emit_all(self, events: Iterable[Event]) -> None:
         for event in events:
-            if event.urls:
+            if event.destinations:
                 self._emit(event)
 
-    def _start(self, start: RunStart, source: Source) -> None:
-        known = self._runs.get(start.run_id)
+    def _start(self, start: RunStart, source: Source, events: list[Event]) -> None:
+        run_id = start.run_id
+        known = self._runs.get(run_id)
         if known is not None and (known.by_hand or not source.by_hand):
             return
         now_s = self._timer()
         parent = self._runs.get(start.parent_run_id) if start.parent_run_id else None
-        root_id = start.run_id if parent is None else parent.root_id
+        root_id = run_id if parent is None else parent.root_id
         if known is not None:
             root_id = known.root_id
         elif not self._make_room(root_id, now_s):
             return
         scope = self._scope_of(start, source, parent, now_s)
+        tree = self._trees.get(root_id)
+        if tree is None:
+            name = source.default_workflow or start.name
+            is_generic = not source.default_workflow and (start.generic_name or not name)
+            tree = self._trees[root_id] = _Tree(now_s, str(name or NO_NAME), is_generic)
         run = _Run(root_id, scope, source.by_hand, now_s)
         if start.kind is RunKind.TOOL:
-            seen_by = scope if parent is None else parent.scope
-            run = replace(run, tool_name=start.name, ended_in=seen_by)
+            run.tool_name = start.name
+            run.ended_in = seen_in = scope if parent is None else parent.scope
+            if known is not None:
+                _forget_tool(run_id, known)
+            if seen_in.session is not None:
+                seen_in.session.open_tools.add(run_id)
+            if known is None:
+                events += _events(EventKind.TOOL_START, seen_in, tree, start.name)
         elif start.kind is RunKind.CALL:
-            step = _step_of(scope.session, known)
-            run = replace(run, step=step)
-            self._calls.put(start.run_id, _call_of(scope, step, start))
-        self._runs[start.run_id] = run
-        tree = self._trees.setdefault(root_id, _Tree(now_s))
-        tree.open_runs.add(start.run_id)
+            if tree.is_generic and start.signature is not None:
+                tree.workflow_id = f"{tree.workflow_id}-{digest(start.signature(), 8)}"
+                tree.is_generic = False
+            if scope.session is not None:
+                run.step = _step_of(scope.session, known)
+            self._calls.put(run_id, _call_of(run, tree, start))
+        self._runs[run_id] = run
+        tree.open_runs.add(run_id)
         tree.touched_s = now_s
         self._trees.move_to_end(root_id)
 
@@ -247,28 +286,29 @@ class RunTracker:
         self._calls.discard(run_id)
         tree = self._trees[run.root_id]
         tree.open_runs.discard(run_id)
-        events = []
-        if run.ended_in is not None:
-            run.ended_in.session.tool_ended(run.tool_name)
-            if self._is_awaited(run_id, run, tree):
-                events.append(run.ended_in.event(EventKind.TOOL_END, run.tool_name))
+        events: list[Event] = []
+        if run.ended_in is not None and run.ended_in.session is not None:
+            session = run.ended_in.session
+            session.tool_ended(run.tool_name)
+            session.open_tools.discard(run_id)
+            if self._is_awaited(run_id, run, session):
+                events += _events(EventKind.TOOL_END, run.ended_in, tree, run.tool_name)
         ended = {run_id: run}
         if run_id == run.root_id:
             ended |= self._purge(run_id)
         for ended_id, each in ended.items():
             if each.scope.owner == ended_id:
-                events.append(each.scope.event(EventKind.SESSION_END))
+                events += _events(EventKind.SESSION_END, each.scope, tree)
+        if run_id == run.root_id and run.scope.block is None:
+            task = run.scope.task
+            events.append(task.event(EventKind.TASK_END, run.scope.workflow_id or tree.workflow_id))
         return events
 
-    def _is_awaited(self, run_id: UUID, tool: _Run, tree: _Tree) -> bool:
+    def _is_awaited(self, run_id: UUID, tool: _Run, session: Session) -> bool:
         # Whether a session goes on that waited for this tool last, and for more than a moment.
-        seen_in = tool.ended_in
-        if seen_in is None or seen_in.owner == run_id:
-            return False
-        if self._timer() - tool.started_s <= MIN_TOOL_S:
-            return False
-        others = (self._runs[other_id].ended_in for other_id in tree.open_runs)
-        return not any(other and other.session is seen_in.session for other in others)
+        is_owner = tool.ended_in is not None and tool.ended_in.owner == run_id
+        took_s = self._timer() - tool.started_s
+        return not is_owner and not session.open_tools and took_s > MIN_TOOL_S
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every open run is in exactly one tree, and bounds hold."""
@@ -295,8 +335,9 @@ class RunTracker:
 
     def _purge(self, root_id: UUID) -> dict[UUID, _Run]:
         purged = {run_id: self._runs.pop(run_id) for run_id in self._trees.pop(root_id).open_runs}
-        for run_id in purged:
+        for run_id, run in purged.items():
             self._calls.discard(run_id)
+            _forget_tool(run_id, run)
         return purged
 
     def _scope_of(
@@ -310,7 +351,9 @@ class RunTracker:
         if source.workflow is not None and source.workflow != scope.workflow_id:
             scope = replace(scope, workflow_id=source.workflow)
         # What a tool spawns is spawned by the session that called the tool.
-        spawner = scope.parent_session_id if scope.of_tool else scope.session.id
+        spawner = scope.parent_session_id
+        if not scope.of_tool and scope.session is not None:
+            spawner = scope.session.id
         named = _named_session(start, source)
         if named is not None and named != scope.named_session:
             return replace(
@@ -352,19 +395,24 @@ class RunTracker:
             else block.session_given or start.kind is not RunKind.CHAIN
         )
         owner = None
+        session: Session | None
+        parent_session_id = None
         if block is not None and in_block:
             session, parent_session_id = block.session, block.parent_session_id
         else:
-            session = Session(str(start.run_id)) if named is None else self._session(named)
-            parent_session_id = None if block is None else block.session.id
-            if named is None and start.kind is not RunKind.CALL:
-                owner = start.run_id
-            if start.kind is RunKind.CHAIN:
+            parent_session_id = None if block is None else block.spawner_id
+            if named is not None:
+                session = self._session(named)
+            elif start.kind is RunKind.CALL:
+                session = None
+            else:
+                session, owner = Session(str(start.run_id)), start.run_id
+            if session is not None and start.kind is RunKind.CHAIN:
                 # A tool that ended in an earlier run of a named session is old news.
                 session.tool_ended(None)
         return Scope(
             workflow_id=_workflow_of(start, source, block),
-            task_id=str(start.run_id) if block is None else block.task_id,
+            task=Task(str(start.run_id)) if block is None else block.task,
             session=session,
             parent_session_id=parent_session_id,
             deadline_at_s=deadline_at_s,
@@ -381,6 +429,20 @@ class RunTracker:
         return session
 
 
+def _events(
+    kind: EventKind, scope: Scope, tree: _Tree, tool_name: str | None = None
+) -> tuple[Event, ...]:
+    session = scope.session
+    if session is None or not session.destinations:
+        return ()
+    return (session.event(kind, scope.task, scope.workflow_id or tree.workflow_id, tool_name),)
+
+
+def _forget_tool(run_id: UUID, run: _Run) -> None:
+    if run.ended_in is not None and run.ended_in.session is not None:
+        run.ended_in.session.open_tools.discard(run_id)
+
+
 def _step_of(session: Session, known: _Run | None) -> tuple[int, str | None]:
     # A second handler that reports the same run must not count it twice.
     if known is not None and known.step is not None and known.scope.session is session:
@@ -388,20 +450,25 @@ def _step_of(session: Session, known: _Run | None) -> tuple[int, str | None]:
     return session.take_step()
 
 
-def _call_of(scope: Scope, taken: tuple[int, str | None], start: RunStart) -> Call:
-    step, tool_name = taken
+def _call_of(run: _Run, tree: _Tree, start: RunStart) -> Call:
+    scope, session = run.scope, run.scope.session
     node = start.node or start.metadata.get("langgraph_node")
+    node = None if node is None else str(node)
+    workflow_id = scope.workflow_id or tree.workflow_id
+    if session is None or run.step is None:
+        return Call(Hints(workflow_id=workflow_id, node=node), scope.deadline_at_s)
+    step, tool_name = run.step
     hints = Hints(
-        workflow_id=scope.workflow_id,
-        task_id=scope.task_id,
-        session_id=scope.session.id,
+        workflow_id=workflow_id,
+        task_id=scope.task.id,
+        session_id=session.id,
         parent_session_id=scope.parent_session_id,
         step=step,
-        node=None if node is None else str(node),
-        tool=None if tool_name is None else tool_type_of(tool_name),
+        node=node,
+        tool=None if tool_name is None else tool_type(tool_name),
         tool_name=tool_name,
     )
-    return Call(hints, scope.deadline_at_s, scope.session)
+    return Call(hints, scope.deadline_at_s, session, scope.task, run.root_id)
 
 
 def _named_session(start: RunStart, source: Source) -> str | None:
@@ -414,16 +481,16 @@ def _named_session(start: RunStart, source: Source) -> str | None:
     return wire_id(named) if named else None
 
 
-def _workflow_of(start: RunStart, source: Source, block: WorkflowRun | None) -> str:
-    return str(
+def _workflow_of(start: RunStart, source: Source, block: WorkflowRun | None) -> str | None:
+    said = (
         source.workflow
         or (block.workflow_id if block is not None else None)
         or start.workflow
         or start.metadata.get("saga_workflow")
-        or source.default_workflow
-        or start.name
-        or start.run_id
     )
+    return str(said) if said else None
 
 
 tracker = RunTracker(calls, emit=sender.put)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=tracker.after_fork)

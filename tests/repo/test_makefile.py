@@ -15,13 +15,14 @@ def make(*arguments: str) -> str:
 
 def test_without_a_target_they_are_listed() -> None:
     listed = [line.split()[1] for line in make().splitlines()]
-    tests = ["test", "test-vllm-matrix"]
+    tests = ["test", "test-vllm-matrix", "test-frameworks"]
     assert listed == ["help", "setup", "demo", *tests, "check", "lock", "clean"]
 
 
 def test_check_runs_every_tool_in_order() -> None:
     tools = ["setup_env.py", "ruff check", "ruff format --check", "bin/mypy |", "lint-imports"]
-    tools[4:4] = ["mypy tools/setup_env.py", "mypy tools/vllm_matrix.py"]
+    scripts = ("setup_env", "vllm_matrix", "framework_matrix")
+    tools[4:4] = [f"mypy tools/{script}.py" for script in scripts]
     commands = make("--dry-run", "check")
     places = [commands.index(tool) for tool in tools]
     assert places == sorted(places)

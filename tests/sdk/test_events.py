@@ -14,7 +14,7 @@ import pytest
 import saga_sdk as saga
 from saga_core.errors import SettingsError
 from saga_sdk import events, headers
-from saga_sdk.events import Event, EventKind, EventSender
+from saga_sdk.events import Destination, Event, EventKind, EventSender
 from saga_sdk.post import post_json
 from tests.sdk.standin_openai import StandInOpenAI
 
@@ -24,7 +24,8 @@ WAIT_S = 30.0
 
 
 def ended(number: int, *urls: str) -> Event:
-    return Event(EventKind.SESSION_END, f"s-{number}", "t", "my flow", urls or (GATEWAY,))
+    destinations = tuple(Destination(url) for url in urls or (GATEWAY,))
+    return Event(EventKind.SESSION_END, f"s-{number}", "t", "my flow", destinations, at_s=1.25)
 
 
 class Post:
@@ -34,11 +35,13 @@ class Post:
         self.now_s = 0.0
         self.answer: int | Exception = 202
         self.attempts: list[tuple[str, list[str]]] = []
+        self.authorizations: list[str | None] = []
         self.entered = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, url: str, body: bytes, timeout_s: float) -> int:
+    def __call__(self, url: str, body: bytes, timeout_s: float, authorization: str | None) -> int:
+        self.authorizations.append(authorization)
         assert threading.current_thread() is not threading.main_thread()
         self.attempts.append((url, [event["session_id"] for event in json.loads(body)]))
         self.entered.set()
@@ -76,7 +79,10 @@ def test_what_is_sent() -> None:
         "session_id": "s-1",
         "task_id": "t",
         "workflow_id": "my-flow",
+        "timestamp": 1.25,
     }
+    task_end = Event(EventKind.TASK_END, None, "t", "w", ())
+    assert "session_id" not in task_end.fields()
     tool_end = Event(EventKind.TOOL_END, "s", "t", "w", (), "read file")
     assert tool_end.fields()["tool_name"] == "read-file"
 
@@ -155,9 +161,9 @@ def test_an_event_that_is_put_while_a_batch_is_taken_is_kept(
 
     late: list[Event] = []
     for number, url in ((1, GATEWAY), (2, OTHER), (3, PutsAnother(GATEWAY)), (4, OTHER)):
-        sender._queue.append((url, ended(number)))
-    url, batch = sender._take()
-    assert (url, [event.session_id for event in batch]) == (GATEWAY, ["s-1", "s-3"])
+        sender._queue.append((Destination(url), ended(number)))
+    destination, batch = sender._take()
+    assert (destination.url, [event.session_id for event in batch]) == (GATEWAY, ["s-1", "s-3"])
     assert [event.session_id for _, event in sender._queue] == ["s-2", "s-4", "s-9"]
 
 
@@ -174,7 +180,7 @@ def test_a_batch_is_bounded(
 
 
 @pytest.mark.parametrize(
-    "answer", [500, 401, 307, ConnectionRefusedError("dead"), TimeoutError("slow")]
+    "answer", [500, 401, 403, 307, ConnectionRefusedError("dead"), TimeoutError("slow")]
 )
 def test_the_back_off_grows(post: Post, sender: EventSender, answer: int | Exception) -> None:
     post.answer = answer
@@ -195,6 +201,31 @@ def test_the_back_off_grows(post: Post, sender: EventSender, answer: int | Excep
         assert sender.flush(WAIT_S)
     assert len(post.attempts) == 8
     assert sender.dropped == 160
+
+
+def test_a_refused_key_is_left_alone_by_itself(post: Post, sender: EventSender) -> None:
+    def ended_by(key: str) -> Event:
+        return Event(EventKind.SESSION_END, "s", "t", "w", (Destination(GATEWAY, key),))
+
+    post.answer = 401
+    for key in ("bad", "bad", "good"):
+        sender.put(ended_by(key))
+        assert sender.flush(WAIT_S)
+    assert post.authorizations == ["bad", "good"]
+    post.now_s, post.answer = 10.0, 503
+    for key in ("bad", "good"):
+        sender.put(ended_by(key))
+        assert sender.flush(WAIT_S)
+    assert post.authorizations == ["bad", "good", "bad"]
+
+
+def test_events_of_one_moment_go_together(post: Post, sender: EventSender) -> None:
+    for number in range(3):
+        sender.put(ended(number))
+    assert sender.flush(WAIT_S)
+    assert sum(len(sessions) for _, sessions in post.attempts) == 3
+    assert len(post.attempts) <= 2
+    assert (sender.sent, sender.dropped, len(sender)) == (3, 0, 0)
 
 
 def test_the_back_off_has_a_limit(post: Post, sender: EventSender) -> None:
@@ -338,5 +369,6 @@ def test_the_last_event_is_sent_at_exit(server: StandInOpenAI) -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     (hints,) = server.hints
-    (event,) = server.events
-    assert (event["event"], event["session_id"]) == ("session_end", hints.session_id)
+    session_end, task_end = server.events
+    assert (session_end["event"], session_end["session_id"]) == ("session_end", hints.session_id)
+    assert (task_end["event"], task_end["task_id"]) == ("task_end", hints.task_id)

@@ -132,8 +132,8 @@ def test_a_named_session_wins_over_the_thread(server: StandInOpenAI) -> None:
     handler = saga.SagaCallbackHandler(base_urls=server.base_url, session_id="argument-1")
     model.invoke("a", {"callbacks": [handler], "metadata": metadata})
     sessions = [h.session_id for h in server.hints]
-    assert sessions[0] == server.hints[0].task_id
-    assert sessions[1:] == ["named-1", "argument-1"]
+    assert sessions == [None, "named-1", "argument-1"]
+    assert [h.task_id is None for h in server.hints] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +165,22 @@ def test_the_workflow_is_the_first_that_is_said(
     assert [h.workflow_id for h in server.hints] == [expected]
 
 
+def test_unnamed_agents_are_told_apart_by_their_tools(server: StandInOpenAI) -> None:
+    saga.instrument(server.base_url)
+    for tools in (TOOLS, TOOLS[:2], TOOLS[::-1]):
+        make_agent(server.base_url, tools=tools).invoke(ask("read_file"))
+    workflows = [h.workflow_id or "" for h in server.hints]
+    assert workflows[0::2] == workflows[1::2]
+    first, fewer, reordered = workflows[::2]
+    assert first == reordered != fewer
+    assert all(workflow.startswith("LangGraph-") for workflow in workflows)
+    # What is said wins over both.
+    saga.instrument(workflow="everything")
+    make_agent(server.base_url).invoke(ask(""))
+    make_agent(server.base_url, name="named").invoke(ask(""), {"metadata": {"saga_workflow": "w"}})
+    assert [h.workflow_id for h in server.hints[-2:]] == ["everything", "w"]
+
+
 def test_the_deadline_counts_down(server: StandInOpenAI) -> None:
     handler = saga.SagaCallbackHandler(base_urls=server.base_url, deadline_s=60)
     make_agent(server.base_url).invoke(ask(PLAN), {"callbacks": [handler]})
@@ -190,7 +206,7 @@ def test_a_deadline_that_is_no_time_is_none(server: StandInOpenAI, deadline_s: A
     with saga.workflow("outer", deadline_s=60), saga.workflow("swe", deadline_s=deadline_s):
         make_model(server.base_url).invoke("a", {"callbacks": [handler]})
     alone, in_block = server.hints
-    assert (alone.step, alone.deadline_ms) == (0, None)
+    assert (alone.workflow_id, alone.deadline_ms) == ("ChatOpenAI", None)
     assert in_block.workflow_id == "swe"
     assert in_block.deadline_ms is not None
     assert 0 < in_block.deadline_ms <= 60_000

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saga_core.hints import Hints
-from saga_sdk.context import Call, CallMap, Session
 from saga_sdk.events import Event, EventKind
 from saga_sdk.runs import RunKind, RunStart, RunTracker, Source
+from saga_sdk.sessions import Call, CallMap, Session
 
 
 class Clock:
@@ -111,8 +111,9 @@ def test_named_sessions_are_bounded(call_map: CallMap, clock: Clock) -> None:
 
 def test_a_run_with_an_unknown_parent_is_a_root(call_map: CallMap, clock: Clock) -> None:
     tracker = make_tracker(call_map, clock)
-    tracker.start(report(RunKind.CALL, 2, parent=1), BY_HAND)
-    assert hints_of(call_map, 2).task_id == str(UUID(int=2))
+    tracker.start(report(RunKind.CHAIN, 2, parent=1), BY_HAND)
+    tracker.start(report(RunKind.CALL, 3, parent=2), BY_HAND)
+    assert hints_of(call_map, 3).task_id == str(UUID(int=2))
     tracker.end(UUID(int=2))
     tracker.end(UUID(int=2))
     assert (len(tracker), len(call_map)) == (0, 0)
@@ -288,14 +289,21 @@ def test_ends_of_many_threads_are_not_stranded(call_map: CallMap, clock: Clock) 
     tracker.check_integrity()
 
 
-@pytest.mark.timeout(10)
-def test_calls_and_sessions_may_be_entered_again(call_map: CallMap) -> None:
+def test_a_model_called_on_its_own_says_its_workflow_alone(call_map: CallMap, clock: Clock) -> None:
+    tracker = make_tracker(call_map, clock)
+    tracker.start(report(RunKind.CALL, 1, name="ChatModel"), BY_HAND)
+    assert hints_of(call_map, 1) == Hints(workflow_id="ChatModel")
+    tracker.start(report(RunKind.CALL, 2, thread_id="t"), BY_HAND)
+    assert (hints_of(call_map, 2).session_id, hints_of(call_map, 2).step) == ("t", 0)
+
+
+def test_steps_of_a_session_are_numbered_once_in_many_threads() -> None:
     session = Session("s")
-    with call_map._lock, session._lock:
-        call_map.put(UUID(int=1), Call(Hints()))
-        call_map.discard(UUID(int=1))
-        session.tool_ended("read_file")
-        assert session.take_step() == (0, "read_file")
+    session.tool_ended("read_file")
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda _: session.take_step(), range(800)))
+    assert sorted(step for step, _ in taken) == list(range(800))
+    assert [name for _, name in taken if name] == ["read_file"]
 
 
 EVENTS = st.lists(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 from uuid import UUID
 
@@ -13,24 +14,27 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 import saga_sdk as saga
-from saga_sdk.context import CallMap
+from saga_core.hints import Hints
 from saga_sdk.events import Event, EventKind, sender
 from saga_sdk.runs import RunKind, RunStart, RunTracker, Source
+from saga_sdk.sessions import CallMap
 from tests.sdk.agents import TOOLS, WAYS, ask, make_agent, make_model, run
 from tests.sdk.standin_openai import StandInOpenAI
 
 WAIT_S = 30.0
 
 
-def events_of(server: StandInOpenAI) -> list[dict[str, Any]]:
+def events_of(server: StandInOpenAI, *kinds: str) -> list[dict[str, Any]]:
     assert sender.flush(WAIT_S)
-    return server.events
+    return [event for event in server.events if not kinds or event["event"] in kinds]
 
 
 def ended(server: StandInOpenAI) -> list[str]:
-    events = events_of(server)
-    assert {event["event"] for event in events} <= {"session_end"}
-    return [event["session_id"] for event in events]
+    return [event["session_id"] for event in events_of(server, "session_end")]
+
+
+def ended_tasks(server: StandInOpenAI) -> list[str]:
+    return [event["task_id"] for event in events_of(server, "task_end")]
 
 
 def chat(server: StandInOpenAI, **kwargs: Any) -> None:
@@ -59,14 +63,17 @@ async def test_a_run_that_ends_says_so_once(server: StandInOpenAI, how: str, pla
             await run(agent, how, plan, {"metadata": {"saga_workflow": "my flow"}})
     sessions = list(dict.fromkeys(h.session_id for h in server.hints))
     assert len(sessions) == 2
-    assert events_of(server) == [
-        {
-            "event": "session_end",
-            "session_id": session_id,
-            "task_id": session_id,
-            "workflow_id": "my-flow",
-        }
+    events = events_of(server)
+    now_s = time.time()
+    assert all(now_s - 60 < event.pop("timestamp") <= now_s + 1 for event in events)
+    assert events == [
+        {"event": kind, "task_id": session_id, "workflow_id": "my-flow"} | more
         for session_id in sessions
+        for kind, more in (
+            ("tool_start", {"session_id": session_id, "tool_name": plan}),
+            ("session_end", {"session_id": session_id}),
+            ("task_end", {}),
+        )
     ]
 
 
@@ -105,13 +112,17 @@ def test_a_session_that_may_go_on_does_not_end(server: StandInOpenAI, named: str
         agent.invoke(ask("read_file"), config)
     assert len(server.requests) == 2
     assert ended(server) == []
+    # The session may go on, this task does not.
+    (task_id,) = {h.task_id for h in server.hints}
+    assert ended_tasks(server) == [task_id]
 
 
 def test_a_model_called_on_its_own_does_not_end_a_session(server: StandInOpenAI) -> None:
     # It may be one turn of the program's own loop, whose next turn sends the same prefix.
     saga.instrument(server.base_url)
     make_model(server.base_url).invoke("a")
-    assert ended(server) == []
+    assert server.hints == [Hints(workflow_id="ChatOpenAI")]
+    assert events_of(server) == []
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
@@ -137,8 +148,9 @@ async def test_a_sub_agents_session_ends_with_it(server: StandInOpenAI, how: str
     await run(agent, how, name)
     root = server.hints[-1].session_id
     assert ended(server)[2:] == [root]
-    assert server.events[1]["task_id"] == root
-    assert len({event["session_id"] for event in server.events}) == 3
+    ends = events_of(server, "session_end")
+    assert ends[1]["task_id"] == root
+    assert len({event["session_id"] for event in ends}) == 3
 
 
 def test_blocks_end_their_own_sessions(server: StandInOpenAI) -> None:
@@ -156,6 +168,7 @@ def test_blocks_end_their_own_sessions(server: StandInOpenAI) -> None:
     agent = server.hints[-1].session_id
     assert ended(server) == [inner.session_id, agent, outer.session_id]
     assert {event["task_id"] for event in server.events} == {"task"}
+    assert ended_tasks(server) == ["task"]
 
 
 async def test_a_block_left_by_an_exception_says_so(server: StandInOpenAI) -> None:
@@ -187,6 +200,7 @@ def test_only_servers_that_saw_the_session_are_told(
             make_agent(server.base_url).invoke(ask("read_file"))
             make_agent(foreign.base_url).invoke(ask("read_file"))
         assert len(ended(server)) == 1
+        assert len(ended_tasks(server)) == 1
         assert (other_server.event_posts, foreign.event_posts) == (0, 0)
         assert len(foreign.requests) == 2
 
@@ -215,7 +229,7 @@ def test_a_dead_endpoint_does_no_harm(
 ) -> None:
     attempts = []
 
-    def fail(url: str, body: bytes, timeout_s: float) -> int:
+    def fail(url: str, body: bytes, timeout_s: float, authorization: str | None) -> int:
         attempts.append(url)
         raise fault
 
