@@ -34,6 +34,7 @@ from saga_gateway.events import EventError, EventKind, parse_events
 from saga_gateway.headers import OWN_RESPONSE_HEADERS, decode_headers, upstream_headers
 from saga_gateway.health import HealthChecks
 from saga_gateway.identity import Gatekeeper, KeyFile, admit, client_of, is_loopback, networks
+from saga_gateway.logs import set_up
 from saga_gateway.metrics import CONTENT_TYPE as METRICS_TYPE
 from saga_gateway.metrics import Metrics
 from saga_gateway.models import merged_models
@@ -43,6 +44,7 @@ from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS, response_method
 from saga_gateway.sessions import SessionTable
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.stats import Stats
+from saga_gateway.tracing import Tracing, make_provider
 from saga_gateway.upstream import Upstream
 from saga_gateway.workers import Worker, Workers
 
@@ -76,6 +78,7 @@ class Gateway:
         self.gatekeeper = Gatekeeper(
             keys, networks(settings.trusted_proxies), settings.session_secret.encode()
         )
+        self._tracing = Tracing(make_provider(settings))
         self.metrics = Metrics(self.stats, self.workers, self.sessions, clock)
         self._clock = clock
         self._routes: dict[str, dict[str, Handler]] = {}
@@ -122,7 +125,7 @@ class Gateway:
         return {"POST": self._drain} if path.startswith(_WORKERS_PATH + "/") else None
 
     async def startup(self) -> None:
-        """Open the client to the workers and start delivering notices."""
+        """Open the client to the workers; start delivering notices and checking health."""
         self._upstream = Upstream(self.settings, self.stats)
         self._notifier = Notifier(
             self.workers,
@@ -139,6 +142,7 @@ class Gateway:
             self.gatekeeper,
             self.stats,
             self.metrics,
+            self._tracing,
             self._clock,
         )
         passed: dict[str, Handler] = {"GET": proxy.single, "POST": proxy.single}
@@ -168,6 +172,7 @@ class Gateway:
         await self._health_checks.stop()
         await self._notifier.stop()
         await self._upstream.close()
+        await asyncio.to_thread(self._tracing.close)
 
     async def _watch_files(self) -> None:
         keys, files = self.gatekeeper.keys, self.workers.file
@@ -377,6 +382,7 @@ def serve(settings: GatewaySettings) -> None:
             f"without API keys the gateway listens to its own host alone, and {settings.host} is "
             "open to others: give keys_file (see `saga key`), or open where the network is trusted"
         )
+    set_up(settings.log_format, requests=settings.log_requests)
     gateway = Gateway(settings)
     with _listen(settings) as listener, _signals_end_quietly():
         port = listener.getsockname()[1]

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 import aiohttp
 import orjson
@@ -34,6 +35,7 @@ from saga_gateway.sessions import Session, SessionTable
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.sse import SideReader, is_event_stream
 from saga_gateway.stats import Stats
+from saga_gateway.tracing import Tracing
 from saga_gateway.upstream import (
     Upstream,
     UpstreamRequest,
@@ -43,7 +45,11 @@ from saga_gateway.upstream import (
 )
 from saga_gateway.workers import Attempt, Outcome, Worker, Workers
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
 logger = logging.getLogger(__name__)
+_requests_log = logging.getLogger("saga_gateway.requests")
 
 _ATTEMPTS = 2
 # What a worker says of itself. Any other error, 500 included, may be the request's own fault.
@@ -59,6 +65,8 @@ class _Exchange:
         home: the worker that alone can serve it well; None when any can.
         said_session_id: the session's id in the client's words.
         began_s, first_s: when its body had come, and the first byte of its answer.
+        span: its span, when there is tracing.
+        status, worker_id: of its response, and of the worker that it was sent to last.
         is_step: whether its answer is one of a model.
     """
 
@@ -70,6 +78,9 @@ class _Exchange:
     said_session_id: str | None = None
     began_s: float = 0.0
     first_s: float | None = None
+    span: Span | None = None
+    status: int | None = None
+    worker_id: str | None = None
     is_step: bool = False
     final: bool = False
     over: bool = False
@@ -88,6 +99,7 @@ class Proxy:
         gatekeeper: Gatekeeper,
         stats: Stats,
         metrics: Metrics,
+        tracing: Tracing,
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -98,6 +110,7 @@ class Proxy:
         self._gatekeeper = gatekeeper
         self._stats = stats
         self._metrics = metrics
+        self._tracing = tracing
         self._clock = clock
         self._responses = ResponseHomes(settings.max_sessions)
 
@@ -168,13 +181,15 @@ class Proxy:
         if said.session_id is not None:
             session_id = self._gatekeeper.session_id(caller, said.session_id)
         path, query = scope["path"], scope["query_string"]
+        span = self._tracing.begin(path, headers, said)
+        passed = upstream_headers(self._gatekeeper.strip(headers), session_id)
         request = UpstreamRequest(
             target=path + (f"?{query.decode('latin-1')}" if query else ""),
-            headers=upstream_headers(self._gatekeeper.strip(headers), session_id),
+            headers=self._tracing.carry(span, passed),
             body=body,
             method=scope["method"],
         )
-        exchange = _Exchange(request, dialect, caller.tenant, is_step=is_step)
+        exchange = _Exchange(request, dialect, caller.tenant, span=span, is_step=is_step)
         if is_step and session_id is not None:
             exchange.session = self._sessions.begin(session_id, said, now_s)
             exchange.said_session_id = said.session_id
@@ -207,6 +222,7 @@ class Proxy:
             if placement.route is Route.FAILOVER:
                 self._stats.failovers += 1
             worker = self._workers[placement.worker_id]
+            exchange.worker_id = worker.worker_id
             with worker.serving(self._clock) as attempt:
                 try:
                     response = await self._upstream.send(worker, exchange.request)
@@ -239,6 +255,7 @@ class Proxy:
         return placement
 
     async def _unavailable(self, exchange: _Exchange, send: Send, failures: list[str]) -> None:
+        exchange.status = 502
         tried = "; ".join(failures) or "all are in back-off after failures"
         retry = str(max(1, ceil(self._settings.worker_backoff_s))).encode()
         await send_error(
@@ -254,6 +271,7 @@ class Proxy:
         self, exchange: _Exchange, send: Send, worker: Worker, error: Exception
     ) -> None:
         dialect = exchange.dialect
+        exchange.status = 504 if isinstance(error, WorkerTimeoutError) else 502
         if isinstance(error, WorkerTimeoutError):
             silence = self._settings.idle_timeout_s
             message = f"worker {worker.worker_id} was silent for {silence:g} s (idle_timeout_s)"
@@ -275,6 +293,7 @@ class Proxy:
         The step ends when its last byte has come, or a stream says ``[DONE]``, and before the
         client can see that: so the client's next request or event always finds the step ended.
         """
+        exchange.status = response.status
         reader = SideReader(
             response.headers.get("Content-Type", ""), response.headers.get("Content-Encoding", "")
         )
@@ -305,7 +324,7 @@ class Proxy:
                 is_fault = response.status in _WORKER_FAULTS
                 attempt.outcome = Outcome.FAILED if is_fault else Outcome.SERVED
                 is_read = exchange.is_step and response.status == 200
-                self._end(exchange, reader if is_read else None, placement.worker_id)
+                self._end(exchange, reader if is_read else None)
             await send({"type": "http.response.body", "body": data, "more_body": not last})
             if last:
                 return
@@ -355,9 +374,7 @@ class Proxy:
         event = b"\n\n" + head + b"data: " + orjson.dumps(content) + b"\n\n"
         await send({"type": "http.response.body", "body": event})
 
-    def _end(
-        self, exchange: _Exchange, reader: SideReader | None, worker_id: str | None = None
-    ) -> None:
+    def _end(self, exchange: _Exchange, reader: SideReader | None) -> None:
         """The exchange is over, once; ``reader`` knows its answer, None when it has none."""
         if exchange.over:
             return
@@ -365,6 +382,7 @@ class Proxy:
         answer = reader.finish() if reader is not None else None
         if reader is not None and answer is None:
             self._stats.answers_unread += 1
+        worker_id = exchange.worker_id
         if answer is not None and answer.response_id is not None and worker_id is not None:
             self._responses.put(exchange.tenant, answer.response_id, worker_id)
         now_s = self._clock()
@@ -372,6 +390,9 @@ class Proxy:
             tokens = answer.usage.completion_tokens if answer and answer.usage else 0
             stream_s = now_s - exchange.first_s
             self._metrics.finished(now_s - exchange.began_s, stream_s, tokens)
+        self._tracing.end(exchange.span, answer, exchange.status)
+        if _requests_log.isEnabledFor(logging.INFO):
+            self._log(exchange, now_s)
         if exchange.session is None:
             return
         addressed = self._sessions.end_step(
@@ -379,6 +400,20 @@ class Proxy:
         )
         if addressed is not None:
             self._notifier.put(addressed.worker_id, addressed.notice)
+
+    @staticmethod
+    def _log(exchange: _Exchange, now_s: float) -> None:
+        fields: dict[str, object] = {
+            "path": exchange.request.target.partition("?")[0],
+            "status": exchange.status,
+            "worker": exchange.worker_id,
+            "session": exchange.said_session_id,
+            "tenant": exchange.tenant,
+            "duration_s": round(now_s - exchange.began_s, 4),
+        }
+        if exchange.first_s is not None:
+            fields["first_byte_s"] = round(exchange.first_s - exchange.began_s, 4)
+        _requests_log.info("request", extra={"fields": fields})
 
 
 async def _send_too_many(send: Send, caller: Identity, dialect: Dialect) -> None:

@@ -48,6 +48,9 @@ class GatewaySettings:
             replicas of a gateway.
         worker_api_key: what the workers ask for (``vllm serve --api-key``); it takes the place of
             the caller's own ``Authorization``.
+        otlp_endpoint: where spans go, such as ``http://collector:4318/v1/traces``; empty: nowhere.
+        log_format: ``text`` or ``json``.
+        log_requests: write a line for each relayed request.
         cors_origins: origins of web pages that may call the gateway, such as
             ``https://app.example``; ``*`` for any, none by default.
         pass_paths: further paths of the workers that are relayed as they are, such as
@@ -79,6 +82,9 @@ class GatewaySettings:
     trusted_proxies: tuple[str, ...] = ()
     session_secret: str = field(default="", repr=False)
     worker_api_key: str = field(default="", repr=False)
+    otlp_endpoint: str = ""
+    log_format: str = "text"
+    log_requests: bool = False
     cors_origins: tuple[str, ...] = ()
     pass_paths: tuple[str, ...] = ()
     reload_s: float = 2.0
@@ -112,6 +118,8 @@ class GatewaySettings:
             raise SettingsError("host must not be empty; 0.0.0.0 listens on every address")
         if len(self.session_secret.encode()) > _MAX_SECRET_BYTES:
             raise SettingsError(f"session_secret must be at most {_MAX_SECRET_BYTES} bytes long")
+        if self.log_format not in ("text", "json"):
+            raise SettingsError(f"log_format={self.log_format!r} must be text or json")
         for path in self.pass_paths:
             if not path.startswith("/") or path.endswith("/"):
                 raise SettingsError(f"pass_paths: {path!r} must be like /invocations")
