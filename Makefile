@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm-matrix test-frameworks check lock clean
+.PHONY: help setup demo test test-vllm-matrix test-frameworks fuzz check lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -23,6 +23,9 @@ test-vllm-matrix: setup ## run the worker's tests on the other vLLM releases (AR
 
 test-frameworks: setup ## run the SDK's tests with each agent framework (ARGS="crewai autogen")
 	@$(BIN)/python tools/framework_matrix.py $(ARGS)
+
+fuzz: setup ## send the gateway 10,000 malformed requests (SAGA_FUZZ_SEED=1 others)
+	@SAGA_FUZZ_REQUESTS=10000 $(BIN)/python -m pytest --timeout 1800 tests/gateway/test_fuzz.py $(ARGS)
 
 # Stops at the first command that fails, and names it.
 step = @echo "check: $(1)"; $(BIN)/$(1) || { echo "check failed: $(1)"; exit 1; }

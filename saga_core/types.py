@@ -29,7 +29,7 @@ _ALIASES = {
 
 # Checked in order; the first kind that has a word of the tool's name decides.
 _NAME_WORDS: tuple[tuple[ToolType, str], ...] = (
-    (ToolType.SUBAGENT, "agent subagent delegate handoff transfer task"),
+    (ToolType.SUBAGENT, "agent subagent coworker delegate handoff transfer task"),
     (ToolType.HUMAN, "human approval approve confirm ask"),
     (ToolType.DB_QUERY, "sql database db table vector retriever"),
     (ToolType.CODE_EXEC, "python bash shell exec execute run terminal test tests code repl"),

@@ -255,6 +255,24 @@ def current_workflow() -> WorkflowRun | None:
     return _current_workflow.get()
 
 
+def inside_of(call: Call | None) -> WorkflowRun | None:
+    """The block of a tool that a model's answer to ``call`` asked for: calls in it are a session
+    of the tool's own, spawned by the session that called the tool.
+    """
+    if call is None or call.session is None or call.task is None:
+        return None
+    return WorkflowRun(
+        workflow_id=call.hints.workflow_id or "",
+        task=call.task,
+        session=Session(str(uuid.uuid4())),
+        session_given=False,
+        parent_session_id=call.session.id,
+        deadline_at_s=call.deadline_at_s,
+        outer=current_workflow(),
+        of_tool=True,
+    )
+
+
 def last_call() -> Call | None:
     """The LLM call that this context sent last; None before the first."""
     return _sent.get().call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ class _Patch:
     owner: type
     name: str
     wrapper: Method
+    # What stands in the class: the wrapper, or a static method of it.
+    put: Any
     # None: the method was inherited, and nothing stood in the class itself.
     original: Any | None
 
@@ -45,15 +48,17 @@ class Patches:
                     return
                 layer = getattr(layer, "__wrapped__", None)
             wrapper = wrapper_of(original)
-            self._patches.append(_Patch(owner, name, wrapper, vars(owner).get(name)))
-            setattr(owner, name, wrapper)
+            is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+            put = staticmethod(wrapper) if is_static else wrapper
+            self._patches.append(_Patch(owner, name, wrapper, put, vars(owner).get(name)))
+            setattr(owner, name, put)
 
     def undo(self) -> None:
         """Restore the methods. One that somebody has wrapped since stays below their wrapper."""
         with self._lock:
             kept = []
             for patch in reversed(self._patches):
-                if vars(patch.owner).get(patch.name) is not patch.wrapper:
+                if vars(patch.owner).get(patch.name) is not patch.put:
                     kept.append(patch)
                 elif patch.original is None:
                     delattr(patch.owner, patch.name)

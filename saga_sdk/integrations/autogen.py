@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, finalize
@@ -93,7 +92,7 @@ def install() -> None:
         wrap(BaseGroupChat, "reset", _and_forget)
         wrap(BaseGroupChat, "load_state", _and_forget)
         wrap(SequentialRoutedAgent, "on_message_impl", _in_its_run)
-        wrap(AssistantAgent, "_execute_tool_call", _not_bound(coroutine(_run_of_tool_call)))
+        wrap(AssistantAgent, "_execute_tool_call", coroutine(_run_of_tool_call))
         wrap(BaseTool, "run_json", coroutine(_run_of_tool))
         wrap(BaseStreamTool, "run_json_stream", stream(_run_of_tool))
         wrap(CodeExecutorAgent, "execute_code_block", coroutine(_run_of_code))
@@ -228,22 +227,6 @@ def _run_of_tool(tool: Any, /, *args: Any, **kwargs: Any) -> Run | None:
 
 def _run_of_code(*args: Any, **kwargs: Any) -> Run | None:
     return Run(RunKind.TOOL, "execute_code", subject=BaseTool) if _is_new(BaseTool) else None
-
-
-def _not_bound(wrapper_of: Callable[[Method], Method]) -> Callable[[Method], Method]:
-    """For a static method: a function in its place is bound when it is called on an object."""
-
-    def static_wrapper_of(original: Method) -> Method:
-        wrapper = wrapper_of(original)
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            bound = bool(args) and isinstance(args[0], AssistantAgent)
-            return wrapper(*args[bound:], **kwargs)
-
-        return call
-
-    return static_wrapper_of
 
 
 def _run_of_call(client: Any, /, *args: Any, **kwargs: Any) -> Run | None:

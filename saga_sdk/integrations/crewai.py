@@ -34,12 +34,13 @@ from saga_sdk.context import (
     current_workflow,
     enter_block,
     enter_call,
+    inside_of,
 )
 from saga_sdk.guard import Guard
 from saga_sdk.options import options
 from saga_sdk.patches import Method, Patches
 from saga_sdk.runs import RunKind, RunStart, Source, tracker
-from saga_sdk.sessions import Call, Session
+from saga_sdk.sessions import Call
 
 Begin = Callable[[tuple[Any, ...], dict[str, Any]], Callable[[], None] | None]
 
@@ -246,26 +247,10 @@ def _tool_run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Non
         return None
     tool, run_id = args[0], uuid4()
     asking_id, call = outer.asking or (outer.run_id, None)
-    inner = _Enclosing(run_id, inside=_inside_of(call))
+    inner = _Enclosing(run_id, inside=inside_of(call))
     # As the model knows it.
     _start(RunKind.TOOL, run_id, asking_id, sanitize_tool_name(tool.name))
     return _enter(inner, outer)
-
-
-def _inside_of(call: Call | None) -> WorkflowRun | None:
-    """The block of a tool that a model's answer to ``call`` asked for."""
-    if call is None or call.session is None or call.task is None:
-        return None
-    return WorkflowRun(
-        workflow_id=call.hints.workflow_id or "",
-        task=call.task,
-        session=Session(str(uuid4())),
-        session_given=False,
-        parent_session_id=call.session.id,
-        deadline_at_s=call.deadline_at_s,
-        outer=current_workflow(),
-        of_tool=True,
-    )
 
 
 def _enter(inner: _Enclosing, outer: _Enclosing | None) -> Callable[[], None]:

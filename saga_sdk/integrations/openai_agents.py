@@ -32,12 +32,13 @@ from saga_sdk.context import (
     current_workflow,
     enter_block,
     enter_call,
+    inside_of,
 )
 from saga_sdk.guard import Guard
 from saga_sdk.options import options
 from saga_sdk.patches import Method, Patches
 from saga_sdk.runs import RunKind, RunStart, Source, tracker
-from saga_sdk.sessions import Call, Session
+from saga_sdk.sessions import Call
 
 # Tools that run in this process, each with the field of its action that holds the tool.
 _LOCAL_TOOLS = {
@@ -373,29 +374,13 @@ def _begin_tool(outer: _Enclosing | None, tool: Any) -> _Enclosing | None:
     with _START:
         run_id = uuid4()
         name = getattr(tool, "name", None)
-        inner = _Enclosing(run_id, inside=_inside_of(outer.last))
+        inner = _Enclosing(run_id, inside=inside_of(outer.last))
         tracker.start(RunStart(RunKind.TOOL, run_id, outer.run_id, name), _source())
         if inner.inside is not None:
             enter_block(inner.inside)
         _enclosing.set(inner)
         return inner
     return None
-
-
-def _inside_of(call: Call | None) -> WorkflowRun | None:
-    """The block of a tool that a model's answer to ``call`` asked for."""
-    if call is None or call.session is None or call.task is None:
-        return None
-    return WorkflowRun(
-        workflow_id=call.hints.workflow_id or "",
-        task=call.task,
-        session=Session(str(uuid4())),
-        session_given=False,
-        parent_session_id=call.session.id,
-        deadline_at_s=call.deadline_at_s,
-        outer=current_workflow(),
-        of_tool=True,
-    )
 
 
 # --- traces

@@ -32,7 +32,7 @@ TOOLS: list[BaseTool] = [read_file, run_python, fetch_url]
 
 
 def make_model(base_url: str, **kwargs: Any) -> ChatOpenAI:
-    return ChatOpenAI(model="standin", base_url=base_url, api_key="none", **kwargs)
+    return ChatOpenAI(model="scripted", base_url=base_url, api_key="none", **kwargs)
 
 
 def make_agent(base_url: str, *, tools: list[BaseTool] = TOOLS, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Fixtures of the SDK's tests: the stand-in server, and a clean switch around each test."""
+"""Fixtures of the SDK's tests: the scripted server, and a clean switch around each test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from saga_sdk import guard
 from saga_sdk.context import calls, current_workflow
 from saga_sdk.events import sender
 from saga_sdk.runs import tracker
-from tests.sdk.standin_openai import StandInOpenAI
+from saga_sdk.testing import ScriptedServer
+from tests.plans import follow_plan
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +36,12 @@ def clean_switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def server() -> Iterator[StandInOpenAI]:
-    with StandInOpenAI() as standin:
-        yield standin
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(follow_plan) as scripted:
+        yield scripted
 
 
 @pytest.fixture
-def other_server() -> Iterator[StandInOpenAI]:
-    with StandInOpenAI() as standin:
-        yield standin
+def other_server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(follow_plan) as scripted:
+        yield scripted

@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace import TracerProvider
 import saga_sdk as saga
 from saga_core.hints import Hints
 from saga_sdk.context import current_workflow
+from saga_sdk.testing import Failure, Request, ScriptedServer, Step
 from tests.sdk.agents import make_model
-from tests.sdk.standin_openai import StandInOpenAI
 
 
 def message(text: str) -> list[dict[str, str]]:
@@ -24,7 +24,7 @@ def message(text: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def client(server: StandInOpenAI) -> Iterator[openai.OpenAI]:
+def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
         yield client
 
@@ -34,7 +34,7 @@ def chat(client: openai.OpenAI, text: str = "a", **kwargs: Any) -> Any:
 
 
 def test_calls_in_a_block_are_steps_of_its_session(
-    server: StandInOpenAI, client: openai.OpenAI
+    server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     saga.instrument(server.base_url)
     with saga.workflow("swe", task_id="task-1", session_id="session-1", deadline_s=60) as block:
@@ -50,7 +50,7 @@ def test_calls_in_a_block_are_steps_of_its_session(
     assert all(h.deadline_ms is not None and 0 < h.deadline_ms <= 60_000 for h in server.hints)
 
 
-async def test_async_calls_and_an_async_block(server: StandInOpenAI) -> None:
+async def test_async_calls_and_an_async_block(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
         async with saga.workflow("swe") as block:
@@ -65,7 +65,7 @@ async def test_async_calls_and_an_async_block(server: StandInOpenAI) -> None:
 
 
 def test_a_nested_block_is_a_session_of_the_same_task(
-    server: StandInOpenAI, client: openai.OpenAI
+    server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     saga.instrument(server.base_url)
     with saga.workflow("outer", deadline_s=60) as outer:
@@ -114,9 +114,9 @@ def test_a_block_left_in_another_context_does_no_harm() -> None:
     assert current_workflow() is None
 
 
-def test_a_retry_repeats_its_step(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_a_retry_repeats_its_step(server: ScriptedServer, client: openai.OpenAI) -> None:
     saga.instrument(server.base_url)
-    server.failures_left = 2
+    server.interject(Failure(), Failure())
     with saga.workflow("swe"):
         chat(client)
         chat(client)
@@ -128,19 +128,24 @@ def test_a_retry_repeats_its_step(server: StandInOpenAI, client: openai.OpenAI) 
     ]
 
 
-async def test_retries_of_concurrent_calls_repeat_their_own_steps(server: StandInOpenAI) -> None:
-    saga.instrument(server.base_url)
-    server.failures_left = 8
-    async with (
-        openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client,
-        saga.workflow("swe"),
-    ):
-        await asyncio.gather(
-            *(
-                client.chat.completions.create(model="m", messages=message(f"call {n}"))
-                for n in range(8)
+def fail_at_first(request: Request) -> Step:
+    """Fail the first attempt of each call."""
+    return Failure() if request.get("x-stainless-retry-count") == "0" else "done"
+
+
+async def test_retries_of_concurrent_calls_repeat_their_own_steps() -> None:
+    with ScriptedServer(fail_at_first) as server:
+        saga.instrument(server.base_url)
+        async with (
+            openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client,
+            saga.workflow("swe"),
+        ):
+            await asyncio.gather(
+                *(
+                    client.chat.completions.create(model="m", messages=message(f"call {n}"))
+                    for n in range(8)
+                )
             )
-        )
     steps: dict[str, set[int | None]] = {}
     for request in server.requests:
         steps.setdefault(request.user_text, set()).add(request.hints.step)
@@ -148,7 +153,7 @@ async def test_retries_of_concurrent_calls_repeat_their_own_steps(server: StandI
     assert sorted(step for (step,) in steps.values() if step is not None) == list(range(8))
 
 
-def test_only_llm_calls_are_steps(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_only_llm_calls_are_steps(server: ScriptedServer, client: openai.OpenAI) -> None:
     saga.instrument(server.base_url)
     with saga.workflow("swe"):
         client.embeddings.create(model="m", input="a", encoding_format="float")
@@ -158,7 +163,7 @@ def test_only_llm_calls_are_steps(server: StandInOpenAI, client: openai.OpenAI) 
 
 
 def test_outside_a_block_there_is_at_most_the_default_workflow(
-    server: StandInOpenAI, client: openai.OpenAI
+    server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     saga.instrument(server.base_url)
     chat(client)
@@ -171,7 +176,7 @@ def test_outside_a_block_there_is_at_most_the_default_workflow(
     assert server.hints[2].workflow_id == "block"
 
 
-def test_a_header_that_the_user_set_wins(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_a_header_that_the_user_set_wins(server: ScriptedServer, client: openai.OpenAI) -> None:
     saga.instrument(server.base_url)
     with saga.workflow("swe"):
         chat(client, extra_headers={"x-saga-step": "7", "baggage": "saga.task_id=mine,k=v;p=1"})
@@ -183,7 +188,7 @@ def test_a_header_that_the_user_set_wins(server: StandInOpenAI, client: openai.O
 
 
 def test_ids_with_foreign_characters_stay_apart(
-    server: StandInOpenAI, client: openai.OpenAI
+    server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     saga.instrument(server.base_url)
     for session_id in ("会話\r\n一", "会話\r\n二", "x" * 300, "x" * 301):
@@ -193,7 +198,7 @@ def test_ids_with_foreign_characters_stay_apart(
     assert {h.workflow_id for h in server.hints} == {"my-flow"}
 
 
-def test_a_span_sends_traceparent(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_a_span_sends_traceparent(server: ScriptedServer, client: openai.OpenAI) -> None:
     saga.instrument(server.base_url)
     span = TracerProvider().get_tracer("test").start_span("agent")
     token = context.attach(baggage.set_baggage("private", "1", trace.set_span_in_context(span)))
@@ -212,15 +217,15 @@ def test_a_span_sends_traceparent(server: StandInOpenAI, client: openai.OpenAI) 
 
 
 def test_a_call_while_a_models_stream_is_open_is_the_blocks(
-    server: StandInOpenAI, client: openai.OpenAI
+    server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     saga.instrument(server.base_url)
-    server.failures_left = 1
+    server.interject(Failure())
     with saga.workflow("outer") as block:
         handler = saga.SagaCallbackHandler("streamer", session_id="stream")
         for _ in make_model(server.base_url).stream("a", {"callbacks": [handler]}):
             # Its retry is the bare client's too, not the stream's.
-            server.failures_left = 1
+            server.interject(Failure())
             chat(client)
     streamed, bare = server.requests[:2], server.requests[2:]
     assert {(r.hints.workflow_id, r.hints.session_id) for r in streamed} == {("streamer", "stream")}
@@ -235,11 +240,11 @@ def test_a_call_while_a_models_stream_is_open_is_the_blocks(
 
 
 def test_a_call_while_a_models_stream_is_open_has_no_hint_of_it(
-    server: StandInOpenAI, client: openai.OpenAI
+    server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     saga.instrument(server.base_url)
     for _ in make_model(server.base_url).stream("a"):
-        server.failures_left = 1
+        server.interject(Failure())
         chat(client)
     make_model(server.base_url).invoke("a")
     assert len(server.hints) >= 6

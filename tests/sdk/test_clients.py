@@ -17,8 +17,7 @@ from saga_core.errors import SettingsError
 from saga_core.hints import Hints
 from saga_sdk import clients
 from saga_sdk.events import sender
-from saga_sdk.testing import Failure
-from tests.sdk.standin_openai import StandInOpenAI
+from saga_sdk.testing import Failure, ScriptedServer
 
 LIBRARIES: list[Any] = [httpx, httpx2]
 BODY = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
@@ -30,11 +29,11 @@ def library(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def redirect_to(server: StandInOpenAI) -> Failure:
+def redirect_to(server: ScriptedServer) -> Failure:
     return Failure(307, headers={"location": f"{server.base_url}/chat/completions"})
 
 
-def test_bare_httpx_gets_hints(server: StandInOpenAI, library: Any) -> None:
+def test_bare_httpx_gets_hints(server: ScriptedServer, library: Any) -> None:
     saga.instrument(server.base_url)
     url = f"{server.base_url}/chat/completions"
     with library.Client() as client, saga.workflow("swe") as block:
@@ -53,7 +52,7 @@ def test_bare_httpx_gets_hints(server: StandInOpenAI, library: Any) -> None:
     assert {h.session_id for h in server.hints} == {block.session_id, None}
 
 
-async def test_bare_async_httpx_gets_hints(server: StandInOpenAI, library: Any) -> None:
+async def test_bare_async_httpx_gets_hints(server: ScriptedServer, library: Any) -> None:
     saga.instrument(server.base_url)
     async with library.AsyncClient() as client, saga.workflow("swe"):
         for _ in range(2):
@@ -61,7 +60,9 @@ async def test_bare_async_httpx_gets_hints(server: StandInOpenAI, library: Any) 
     assert [h.step for h in server.hints] == [0, 1]
 
 
-def test_a_request_that_is_sent_again_repeats_its_step(server: StandInOpenAI, library: Any) -> None:
+def test_a_request_that_is_sent_again_repeats_its_step(
+    server: ScriptedServer, library: Any
+) -> None:
     saga.instrument(server.base_url)
     with library.Client() as client, saga.workflow("swe"):
         request = client.build_request("POST", f"{server.base_url}/chat/completions", json=BODY)
@@ -71,7 +72,7 @@ def test_a_request_that_is_sent_again_repeats_its_step(server: StandInOpenAI, li
     assert [h.step for h in server.hints] == [0, 0, 1]
 
 
-def test_headers_that_the_user_set_win(server: StandInOpenAI, library: Any) -> None:
+def test_headers_that_the_user_set_win(server: ScriptedServer, library: Any) -> None:
     saga.instrument(server.base_url, dialects=["saga", "vllm"])
     headers = {"x-saga-step": "7", "x-session-id": "mine"}
     with library.Client() as client, saga.workflow("swe"):
@@ -91,7 +92,7 @@ FOREIGN = (
 )
 
 
-def test_dialects(server: StandInOpenAI) -> None:
+def test_dialects(server: ScriptedServer) -> None:
     saga.instrument(server.base_url, dialects=ALL)
     with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
         with saga.workflow("outer", task_id="t", session_id="s1"), saga.workflow("in", None, "s2"):
@@ -119,7 +120,7 @@ def test_an_unknown_dialect_is_an_error_and_changes_nothing(wrong: Any) -> None:
 
 
 def test_a_redirect_to_another_host_carries_no_hints(
-    server: StandInOpenAI, other_server: StandInOpenAI, library: Any
+    server: ScriptedServer, other_server: ScriptedServer, library: Any
 ) -> None:
     saga.instrument(server.base_url, dialects=ALL)
     headers = {"baggage": "saga.task_id=t, user=1", "x-saga-node": "n", "x-other": "1"}
@@ -141,7 +142,7 @@ def test_a_redirect_to_another_host_carries_no_hints(
 
 
 async def test_an_async_redirect_to_another_host_carries_no_hints(
-    server: StandInOpenAI, other_server: StandInOpenAI
+    server: ScriptedServer, other_server: ScriptedServer
 ) -> None:
     saga.instrument(server.base_url)
     server.interject(redirect_to(other_server))
@@ -154,7 +155,7 @@ async def test_an_async_redirect_to_another_host_carries_no_hints(
 
 
 def test_a_redirect_to_an_allowed_host_keeps_the_hints(
-    server: StandInOpenAI, other_server: StandInOpenAI
+    server: ScriptedServer, other_server: ScriptedServer
 ) -> None:
     saga.instrument([server.base_url, other_server.base_url])
     server.interject(redirect_to(other_server))
@@ -166,7 +167,7 @@ def test_a_redirect_to_an_allowed_host_keeps_the_hints(
     assert [h.session_id for h in other_server.hints] == [block.session_id]
 
 
-def test_events_carry_the_key_of_the_session_they_are_about(server: StandInOpenAI) -> None:
+def test_events_carry_the_key_of_the_session_they_are_about(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     for number in (1, 2):
         with (
@@ -217,7 +218,7 @@ print(json.dumps([before, langchain._automatic.enabled, wrapped]))
 """
 
 
-def test_nothing_is_imported_before_the_program_does(server: StandInOpenAI) -> None:
+def test_nothing_is_imported_before_the_program_does(server: ScriptedServer) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LAZY, server.base_url], capture_output=True, timeout=120
     )

@@ -16,7 +16,7 @@ from saga_core.hints import Hints
 from saga_sdk.context import current_call, current_workflow, enter_call
 from saga_sdk.runs import RunKind, RunStart, RunTracker, Source
 from saga_sdk.sessions import CallMap
-from tests.sdk.standin_openai import StandInOpenAI
+from saga_sdk.testing import ScriptedServer
 
 LOOPS = 60
 WAIT_S = 60.0
@@ -46,7 +46,7 @@ async def ask_async(client: openai.AsyncOpenAI, text: str, *, stream: bool = Fal
     assert [chunk async for chunk in answer]
 
 
-def check(server: StandInOpenAI) -> None:
+def check(server: ScriptedServer) -> None:
     loops: dict[str, list[Hints]] = {}
     for request in server.requests:
         loops.setdefault(request.user_text, []).append(request.hints)
@@ -63,7 +63,7 @@ def check(server: StandInOpenAI) -> None:
     assert current_call(is_retry=False) is None
 
 
-def test_loops_in_threads_do_not_mix(server: StandInOpenAI) -> None:
+def test_loops_in_threads_do_not_mix(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     together = threading.Barrier(LOOPS)
     with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
@@ -82,7 +82,7 @@ def test_loops_in_threads_do_not_mix(server: StandInOpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_loops_in_tasks_do_not_mix(server: StandInOpenAI, stream: bool) -> None:
+async def test_loops_in_tasks_do_not_mix(server: ScriptedServer, stream: bool) -> None:
     saga.instrument(server.base_url)
     async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
 

@@ -10,14 +10,14 @@ import pytest
 
 import saga_sdk as saga
 from saga_sdk.events import sender
+from saga_sdk.testing import ScriptedServer
 from tests.sdk.agents import ask, make_agent
-from tests.sdk.standin_openai import StandInOpenAI
 
 WAIT_S = 30.0
 
 
 @pytest.fixture
-def client(server: StandInOpenAI) -> Iterator[openai.OpenAI]:
+def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
     saga.instrument(server.base_url)
     with openai.OpenAI(base_url=server.base_url, api_key="key") as client:
         yield client
@@ -27,13 +27,13 @@ def chat(client: openai.OpenAI) -> None:
     client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
 
 
-def said(server: StandInOpenAI) -> list[tuple[str, str | None, str | None]]:
+def said(server: ScriptedServer) -> list[tuple[str, str | None, str | None]]:
     assert sender.flush(WAIT_S)
     return [(e["event"], e.get("session_id"), e.get("task_id")) for e in server.events]
 
 
 def test_a_session_that_was_named_ends_when_it_is_said(
-    server: StandInOpenAI, client: openai.OpenAI
+    server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     with saga.workflow("swe", task_id="t", session_id="chat 1") as block:
         chat(client)
@@ -51,7 +51,7 @@ def test_a_session_that_was_named_ends_when_it_is_said(
     assert said(server)[2:] == [("session_end", block.session_id, "u"), ("task_end", None, "u")]
 
 
-def test_a_session_goes_on_after_its_end(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_a_session_goes_on_after_its_end(server: ScriptedServer, client: openai.OpenAI) -> None:
     with saga.workflow("swe", task_id="t") as block:
         chat(client)
         saga.end_session()
@@ -60,7 +60,7 @@ def test_a_session_goes_on_after_its_end(server: StandInOpenAI, client: openai.O
     assert said(server) == [ended, ended, ("task_end", None, "t")]
 
 
-def test_a_thread_ends_when_it_is_said(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_a_thread_ends_when_it_is_said(server: ScriptedServer, client: openai.OpenAI) -> None:
     config = {"metadata": {"thread_id": "thread 7"}}
     make_agent(server.base_url, name="agent").invoke(ask(""), config)
     (hints,) = server.hints
@@ -76,7 +76,7 @@ def test_a_thread_ends_when_it_is_said(server: StandInOpenAI, client: openai.Ope
 
 
 def test_a_session_of_another_process_is_said_to_all(
-    server: StandInOpenAI, other_server: StandInOpenAI
+    server: ScriptedServer, other_server: ScriptedServer
 ) -> None:
     saga.instrument([server.base_url, f"{other_server.base_url}/"])
     saga.end_session("elsewhere")
@@ -88,7 +88,7 @@ def test_a_session_of_another_process_is_said_to_all(
         assert (task[2] or "").startswith("task-elsewhere-")
 
 
-def test_a_task_ends_when_it_is_said(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_a_task_ends_when_it_is_said(server: ScriptedServer, client: openai.OpenAI) -> None:
     with saga.workflow("outer", task_id="t") as outer:
         chat(client)
         with saga.workflow("named", session_id="s"):
@@ -106,7 +106,7 @@ def test_a_task_ends_when_it_is_said(server: StandInOpenAI, client: openai.OpenA
     assert said(server) == expected
 
 
-def test_nothing_to_end_is_nothing(server: StandInOpenAI) -> None:
+def test_nothing_to_end_is_nothing(server: ScriptedServer) -> None:
     saga.end_session()
     saga.end_task()
     saga.end_session("s")
@@ -132,7 +132,7 @@ def test_an_id_that_cannot_be_written_breaks_nothing(
     assert len([r for r in caplog.records if r.name == "saga_sdk"]) == 2
 
 
-def test_stats(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_stats(server: ScriptedServer, client: openai.OpenAI) -> None:
     before = saga.stats()
     assert (before.open_runs, before.open_calls, before.events_queued) == (0, 0, 0)
     with saga.workflow("swe"):
@@ -151,7 +151,7 @@ def test_stats(server: StandInOpenAI, client: openai.OpenAI) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_goes_on(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_a_forked_child_goes_on(server: ScriptedServer, client: openai.OpenAI) -> None:
     with saga.workflow("swe"):
         chat(client)
     assert sender.flush(WAIT_S)
@@ -173,7 +173,7 @@ def test_a_forked_child_goes_on(server: StandInOpenAI, client: openai.OpenAI) ->
     assert (server.hints[-2].workflow_id, server.hints[-1].step) == ("child", 0)
 
 
-def work_in_child(server: StandInOpenAI) -> None:
+def work_in_child(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     with (
         openai.OpenAI(base_url=server.base_url, api_key="none") as client,

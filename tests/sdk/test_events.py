@@ -16,7 +16,8 @@ from saga_core.errors import SettingsError
 from saga_sdk import events, headers
 from saga_sdk.events import Destination, Event, EventKind, EventSender
 from saga_sdk.post import post_json
-from tests.sdk.standin_openai import StandInOpenAI
+from saga_sdk.testing import ScriptedServer
+from tests.plans import follow_plan
 
 GATEWAY = "http://gateway:80/saga/v1/events"
 OTHER = "http://other:80/saga/v1/events"
@@ -340,15 +341,15 @@ def test_where_events_go(url: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("status", [202, 307, 404, 500])
-def test_every_status_is_an_answer(server: StandInOpenAI, status: int) -> None:
+def test_every_status_is_an_answer(server: ScriptedServer, status: int) -> None:
     server.events_status = status
     url = headers.events_url(f"{server.base_url}/chat/completions")
     assert post_json(url, b"[]", WAIT_S) == status
-    assert server.event_posts == 1
+    assert len(server.event_requests) == 1
 
 
-def test_no_answer_is_an_os_error(server: StandInOpenAI) -> None:
-    with StandInOpenAI() as gone:
+def test_no_answer_is_an_os_error(server: ScriptedServer) -> None:
+    with ScriptedServer(follow_plan) as gone:
         url = headers.events_url(f"{gone.base_url}/chat/completions")
     with pytest.raises(OSError, match="refused"):
         post_json(url, b"[]", WAIT_S)
@@ -363,7 +364,7 @@ with openai.OpenAI(base_url=url, api_key="none") as client, saga.workflow("swe")
 """
 
 
-def test_the_last_event_is_sent_at_exit(server: StandInOpenAI) -> None:
+def test_the_last_event_is_sent_at_exit(server: ScriptedServer) -> None:
     done: Any = subprocess.run(
         [sys.executable, "-c", AT_EXIT, server.base_url], capture_output=True, timeout=120
     )

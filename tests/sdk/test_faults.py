@@ -20,8 +20,8 @@ from saga_sdk.context import calls, enter_block
 from saga_sdk.events import sender
 from saga_sdk.guard import Guard
 from saga_sdk.runs import tracker
+from saga_sdk.testing import ScriptedServer
 from tests.sdk.agents import TOOLS, answer_of, ask, make_agent
-from tests.sdk.standin_openai import StandInOpenAI
 
 MODULES = [
     "saga_core.hints",
@@ -147,7 +147,7 @@ def numbers() -> Iterator[int]:
     yield from (1, 2)
 
 
-def program(server: StandInOpenAI) -> list[Any]:
+def program(server: ScriptedServer) -> list[Any]:
     """A program that comes through every hook, and what it works out."""
     results: list[Any] = []
     agent = make_agent(server.base_url, tools=[read_file, *TOOLS[1:]], checkpointer=InMemorySaver())
@@ -181,7 +181,7 @@ EXPECTED = [
 
 
 def test_the_program_without_a_fault(
-    server: StandInOpenAI, caplog: pytest.LogCaptureFixture
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     saga.instrument(server.base_url, dialects=["saga", "dynamo"], attach_baggage=True)
     assert program(server) == EXPECTED
@@ -192,7 +192,7 @@ def test_the_program_without_a_fault(
 @pytest.mark.parametrize("label", FUNCTIONS)
 def test_a_fault_changes_nothing(
     label: str,
-    server: StandInOpenAI,
+    server: ScriptedServer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -217,7 +217,7 @@ def test_guards_let_interrupts_through() -> None:
         interrupt()
 
 
-def test_most_functions_are_in_a_hook(server: StandInOpenAI) -> None:
+def test_most_functions_are_in_a_hook(server: ScriptedServer) -> None:
     # Else the discovery above would pass by finding nothing.
     assert len(FUNCTIONS) > 80
     assert {"headers.add_hints", "runs.RunTracker.start", "sessions.Session.take_step"} <= set(

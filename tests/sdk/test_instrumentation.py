@@ -19,15 +19,15 @@ from saga_core.hints import Hints
 from saga_sdk import clients, headers, semconv
 from saga_sdk.hosts import allowed
 from saga_sdk.integrations import langchain
+from saga_sdk.testing import ScriptedServer
 from tests.sdk.agents import WAYS, ask, make_agent, run
-from tests.sdk.standin_openai import StandInOpenAI
 
 
 def originals() -> tuple[Any, Any]:
     return openai.OpenAI._prepare_request, openai.AsyncOpenAI._prepare_request
 
 
-def call_in_block(server: StandInOpenAI) -> None:
+def call_in_block(server: ScriptedServer) -> None:
     with (
         openai.OpenAI(base_url=server.base_url, api_key="none") as client,
         saga.workflow("swe"),
@@ -35,7 +35,7 @@ def call_in_block(server: StandInOpenAI) -> None:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
 
 
-def test_uninstrument_restores_the_methods_and_stops_headers(server: StandInOpenAI) -> None:
+def test_uninstrument_restores_the_methods_and_stops_headers(server: ScriptedServer) -> None:
     before = originals()
     saga.instrument(server.base_url)
     saga.instrument(server.base_url)
@@ -48,7 +48,7 @@ def test_uninstrument_restores_the_methods_and_stops_headers(server: StandInOpen
     assert [request.saga_headers for request in server.requests] == [{}, {}, {}]
 
 
-def test_uninstrument_during_a_run_leaves_nothing(server: StandInOpenAI) -> None:
+def test_uninstrument_during_a_run_leaves_nothing(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     stream = make_agent(server.base_url).stream(ask("read_file"), stream_mode="values")
     next(stream)
@@ -57,7 +57,7 @@ def test_uninstrument_during_a_run_leaves_nothing(server: StandInOpenAI) -> None
     assert len(list(stream)) == 3
 
 
-def test_instrument_again_works_again(server: StandInOpenAI) -> None:
+def test_instrument_again_works_again(server: ScriptedServer) -> None:
     for _ in range(2):
         saga.instrument(server.base_url)
         make_agent(server.base_url).invoke(ask("read_file"))
@@ -67,7 +67,7 @@ def test_instrument_again_works_again(server: StandInOpenAI) -> None:
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_wrapper_around_ours_survives(
-    server: StandInOpenAI, monkeypatch: pytest.MonkeyPatch, marked: bool
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
     saga.instrument(server.base_url)
     ours = openai.OpenAI._prepare_request
@@ -94,7 +94,7 @@ def test_no_base_url_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_environment_names_base_urls(
-    server: StandInOpenAI, other_server: StandInOpenAI, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, other_server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAGA_BASE_URL", f"nonsense, {server.base_url}")
     monkeypatch.setenv("OPENAI_BASE_URL", other_server.base_url)
@@ -161,7 +161,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("how", WAYS)
 async def test_a_fault_of_ours_never_reaches_the_program(
-    server: StandInOpenAI,
+    server: ScriptedServer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     fault: str,
@@ -179,7 +179,7 @@ async def test_a_fault_of_ours_never_reaches_the_program(
 
 
 def test_a_failed_trace_context_costs_no_hints(
-    server: StandInOpenAI, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saga.instrument(server.base_url)
     monkeypatch.setattr(semconv, "current_span", fail)
@@ -188,7 +188,7 @@ def test_a_failed_trace_context_costs_no_hints(
 
 
 def test_an_interrupt_is_no_fault_of_ours(
-    server: StandInOpenAI, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
@@ -217,7 +217,7 @@ def test_the_original_methods_exception_passes(monkeypatch: pytest.MonkeyPatch) 
     assert caught.value is error
 
 
-def test_switching_from_many_threads_patches_once(server: StandInOpenAI) -> None:
+def test_switching_from_many_threads_patches_once(server: ScriptedServer) -> None:
     before = originals()
     together = threading.Barrier(8)
 

@@ -20,8 +20,8 @@ from saga_core.hints import Hints
 from saga_core.types import ToolType
 from saga_sdk.context import calls
 from saga_sdk.runs import tracker
+from saga_sdk.testing import Failure, ScriptedServer
 from tests.sdk.agents import TOOLS, WAYS, ask, make_agent, make_model, run
-from tests.sdk.standin_openai import StandInOpenAI
 
 PLAN = "read_file > run_python"
 
@@ -39,7 +39,9 @@ THREE_STEPS = [
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("by_hand", [True, False])
-async def test_every_call_carries_its_hints(server: StandInOpenAI, how: str, by_hand: bool) -> None:
+async def test_every_call_carries_its_hints(
+    server: ScriptedServer, how: str, by_hand: bool
+) -> None:
     config: dict[str, Any] = {"metadata": {"saga_workflow": "swe"}}
     if by_hand:
         config["callbacks"] = [saga.SagaCallbackHandler(base_urls=[server.base_url])]
@@ -63,7 +65,7 @@ async def test_every_call_carries_its_hints(server: StandInOpenAI, how: str, by_
     assert (len(tracker), len(calls)) == (0, 0)
 
 
-async def test_two_runs_are_two_tasks(server: StandInOpenAI) -> None:
+async def test_two_runs_are_two_tasks(server: ScriptedServer) -> None:
     handler = saga.SagaCallbackHandler(base_urls=[server.base_url])
     agent = make_agent(server.base_url)
     for _ in range(2):
@@ -85,7 +87,7 @@ class EndsInOrder(BaseCallbackHandler):
 
 
 @pytest.mark.parametrize("last", ["wait_on_file", "wait_on_url"])
-def test_of_parallel_tools_the_last_one_to_end_counts(server: StandInOpenAI, last: str) -> None:
+def test_of_parallel_tools_the_last_one_to_end_counts(server: ScriptedServer, last: str) -> None:
     order = EndsInOrder()
 
     @tool
@@ -108,7 +110,7 @@ def test_of_parallel_tools_the_last_one_to_end_counts(server: StandInOpenAI, las
     assert [h.tool_name for h in server.hints] == [None, last]
 
 
-def test_a_thread_is_one_session_over_several_turns(server: StandInOpenAI) -> None:
+def test_a_thread_is_one_session_over_several_turns(server: ScriptedServer) -> None:
     agent = make_agent(server.base_url, checkpointer=InMemorySaver())
     for _ in range(2):
         # A handler per turn, as people write it.
@@ -123,7 +125,7 @@ def test_a_thread_is_one_session_over_several_turns(server: StandInOpenAI) -> No
     assert session_id.startswith("thread-one-")
 
 
-def test_a_named_session_wins_over_the_thread(server: StandInOpenAI) -> None:
+def test_a_named_session_wins_over_the_thread(server: ScriptedServer) -> None:
     model = make_model(server.base_url)
     metadata = {"saga_session_id": "named-1", "thread_id": "thread-1"}
     model.invoke("a", {"callbacks": [saga.SagaCallbackHandler(base_urls=server.base_url)]})
@@ -146,7 +148,7 @@ def test_a_named_session_wins_over_the_thread(server: StandInOpenAI) -> None:
     ],
 )
 def test_the_workflow_is_the_first_that_is_said(
-    server: StandInOpenAI,
+    server: ScriptedServer,
     argument: str | None,
     block: str | None,
     metadata: str | None,
@@ -165,7 +167,7 @@ def test_the_workflow_is_the_first_that_is_said(
     assert [h.workflow_id for h in server.hints] == [expected]
 
 
-def test_unnamed_agents_are_told_apart_by_their_tools(server: StandInOpenAI) -> None:
+def test_unnamed_agents_are_told_apart_by_their_tools(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     for tools in (TOOLS, TOOLS[:2], TOOLS[::-1]):
         make_agent(server.base_url, tools=tools).invoke(ask("read_file"))
@@ -181,7 +183,7 @@ def test_unnamed_agents_are_told_apart_by_their_tools(server: StandInOpenAI) -> 
     assert [h.workflow_id for h in server.hints[-2:]] == ["everything", "w"]
 
 
-def test_the_deadline_counts_down(server: StandInOpenAI) -> None:
+def test_the_deadline_counts_down(server: ScriptedServer) -> None:
     handler = saga.SagaCallbackHandler(base_urls=server.base_url, deadline_s=60)
     make_agent(server.base_url).invoke(ask(PLAN), {"callbacks": [handler]})
     left_ms = [h.deadline_ms for h in server.hints]
@@ -189,7 +191,7 @@ def test_the_deadline_counts_down(server: StandInOpenAI) -> None:
     assert all(later < earlier for earlier, later in pairwise(left_ms))
 
 
-def test_a_past_deadline_is_zero(server: StandInOpenAI) -> None:
+def test_a_past_deadline_is_zero(server: ScriptedServer) -> None:
     handler = saga.SagaCallbackHandler(base_urls=server.base_url, deadline_s=-1)
     make_model(server.base_url).invoke("a", {"callbacks": [handler]})
     assert [h.deadline_ms for h in server.hints] == [0]
@@ -200,7 +202,7 @@ def test_a_past_deadline_is_zero(server: StandInOpenAI) -> None:
     [float("inf"), float("nan"), "30", True, 1e308, 10**400, Decimal(30), object()],
     ids=lambda value: str(value)[:8],
 )
-def test_a_deadline_that_is_no_time_is_none(server: StandInOpenAI, deadline_s: Any) -> None:
+def test_a_deadline_that_is_no_time_is_none(server: ScriptedServer, deadline_s: Any) -> None:
     handler = saga.SagaCallbackHandler(base_urls=server.base_url, deadline_s=deadline_s)
     make_model(server.base_url).invoke("a", {"callbacks": [handler]})
     with saga.workflow("outer", deadline_s=60), saga.workflow("swe", deadline_s=deadline_s):
@@ -213,7 +215,7 @@ def test_a_deadline_that_is_no_time_is_none(server: StandInOpenAI, deadline_s: A
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-async def test_an_agent_in_a_tool_is_a_session_of_its_own(server: StandInOpenAI, how: str) -> None:
+async def test_an_agent_in_a_tool_is_a_session_of_its_own(server: ScriptedServer, how: str) -> None:
     inner = make_agent(server.base_url)
 
     @tool
@@ -239,7 +241,7 @@ async def test_an_agent_in_a_tool_is_a_session_of_its_own(server: StandInOpenAI,
     assert len({h.task_id for h in server.hints}) == 1
 
 
-def test_an_agent_in_a_block_belongs_to_its_task(server: StandInOpenAI) -> None:
+def test_an_agent_in_a_block_belongs_to_its_task(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     with saga.workflow("swe", task_id="task-1", deadline_s=60) as block:
         make_agent(server.base_url).invoke(ask("read_file"))
@@ -252,7 +254,7 @@ def test_an_agent_in_a_block_belongs_to_its_task(server: StandInOpenAI) -> None:
     assert all(h.deadline_ms for h in server.hints)
 
 
-def test_a_hand_written_loop_in_a_block_is_one_session(server: StandInOpenAI) -> None:
+def test_a_hand_written_loop_in_a_block_is_one_session(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     model = make_model(server.base_url)
     with saga.workflow("loop") as block:
@@ -263,7 +265,7 @@ def test_a_hand_written_loop_in_a_block_is_one_session(server: StandInOpenAI) ->
     assert {h.session_id for h in server.hints} == {block.session_id}
 
 
-def test_a_named_session_of_a_block_holds_its_agents(server: StandInOpenAI) -> None:
+def test_a_named_session_of_a_block_holds_its_agents(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     agent = make_agent(server.base_url)
     with saga.workflow("swe", session_id="session-1"):
@@ -273,7 +275,7 @@ def test_a_named_session_of_a_block_holds_its_agents(server: StandInOpenAI) -> N
     assert {h.session_id for h in server.hints} == {"session-1"}
 
 
-def test_a_block_inside_a_run_begins_its_own_session(server: StandInOpenAI) -> None:
+def test_a_block_inside_a_run_begins_its_own_session(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     model = make_model(server.base_url)
 
@@ -295,7 +297,7 @@ def test_a_block_inside_a_run_begins_its_own_session(server: StandInOpenAI) -> N
     assert [h.session_id == "t-2" for h in server.hints] == [True, False, False, True]
 
 
-def test_batch_gives_each_item_its_own_task(server: StandInOpenAI) -> None:
+def test_batch_gives_each_item_its_own_task(server: ScriptedServer) -> None:
     handler = saga.SagaCallbackHandler(base_urls=server.base_url)
     make_agent(server.base_url).batch(
         [ask("read_file #1"), ask("read_file #2")], {"callbacks": [handler]}
@@ -305,7 +307,7 @@ def test_batch_gives_each_item_its_own_task(server: StandInOpenAI) -> None:
     assert sorted(h.step or 0 for h in server.hints) == [0, 0, 1, 1]
 
 
-def check_no_cross_talk(server: StandInOpenAI, agents: int) -> None:
+def check_no_cross_talk(server: ScriptedServer, agents: int) -> None:
     by_agent: dict[str, list[Hints]] = {}
     for request in server.requests:
         by_agent.setdefault(request.user_text, []).append(request.hints)
@@ -317,7 +319,7 @@ def check_no_cross_talk(server: StandInOpenAI, agents: int) -> None:
     assert len({h.task_id for h in server.hints}) == agents
 
 
-def test_agents_in_threads_do_not_mix(server: StandInOpenAI) -> None:
+def test_agents_in_threads_do_not_mix(server: ScriptedServer) -> None:
     handler = saga.SagaCallbackHandler(base_urls=server.base_url)
     agent = make_agent(server.base_url)
     together = threading.Barrier(20)
@@ -332,7 +334,7 @@ def test_agents_in_threads_do_not_mix(server: StandInOpenAI) -> None:
     check_no_cross_talk(server, 20)
 
 
-async def test_agents_in_tasks_do_not_mix(server: StandInOpenAI) -> None:
+async def test_agents_in_tasks_do_not_mix(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     agent = make_agent(server.base_url)
     await asyncio.gather(
@@ -345,15 +347,15 @@ async def test_agents_in_tasks_do_not_mix(server: StandInOpenAI) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-async def test_a_retry_repeats_its_step(server: StandInOpenAI, how: str) -> None:
+async def test_a_retry_repeats_its_step(server: ScriptedServer, how: str) -> None:
     handler = saga.SagaCallbackHandler(base_urls=server.base_url)
-    server.failures_left = 1
+    server.interject(Failure())
     await run(make_agent(server.base_url), how, "read_file", {"callbacks": [handler]})
     assert [(r.status, r.hints.step) for r in server.requests] == [(500, 0), (200, 0), (200, 1)]
     assert [r.get("x-stainless-retry-count") for r in server.requests] == ["0", "1", "0"]
 
 
-def test_other_hosts_get_nothing(server: StandInOpenAI, other_server: StandInOpenAI) -> None:
+def test_other_hosts_get_nothing(server: ScriptedServer, other_server: ScriptedServer) -> None:
     saga.instrument(other_server.base_url)
     with saga.workflow("swe"):
         make_agent(server.base_url).invoke(ask(PLAN))
@@ -361,7 +363,7 @@ def test_other_hosts_get_nothing(server: StandInOpenAI, other_server: StandInOpe
     assert all(r.saga_headers == {} and r.get("baggage") is None for r in server.requests)
 
 
-def test_a_header_that_the_user_set_wins(server: StandInOpenAI) -> None:
+def test_a_header_that_the_user_set_wins(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     headers = {"X-Saga-Session-Id": "mine", "baggage": "k=v"}
     make_model(server.base_url, default_headers=headers).invoke("a")
@@ -371,7 +373,7 @@ def test_a_header_that_the_user_set_wins(server: StandInOpenAI) -> None:
     assert (request.get("baggage") or "").startswith("k=v,saga.workflow_id=")
 
 
-def test_both_handlers_count_a_call_once(server: StandInOpenAI) -> None:
+def test_both_handlers_count_a_call_once(server: ScriptedServer) -> None:
     saga.instrument(server.base_url, workflow="automatic")
     handler = saga.SagaCallbackHandler("by-hand", base_urls=server.base_url)
     make_agent(server.base_url).invoke(ask(PLAN), {"callbacks": [handler]})
@@ -379,7 +381,7 @@ def test_both_handlers_count_a_call_once(server: StandInOpenAI) -> None:
     assert {h.workflow_id for h in server.hints} == {"by-hand"}
 
 
-def test_a_handler_on_the_model_takes_over_from_the_automatic_one(server: StandInOpenAI) -> None:
+def test_a_handler_on_the_model_takes_over_from_the_automatic_one(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     handler = saga.SagaCallbackHandler("by-hand", base_urls=server.base_url)
     model = make_model(server.base_url, callbacks=[handler])

@@ -11,8 +11,8 @@ from langchain_core.tools import tool
 import saga_sdk as saga
 from saga_sdk.context import calls
 from saga_sdk.runs import tracker
+from saga_sdk.testing import Failure, ScriptedServer
 from tests.sdk.agents import WAYS, ask, make_agent, make_model, run
-from tests.sdk.standin_openai import StandInOpenAI
 
 PLAN = "read_file > run_python"
 
@@ -22,7 +22,7 @@ class ToolFailedError(Exception):
 
 
 @pytest.mark.parametrize("how", WAYS)
-async def test_the_users_exception_passes_unchanged(server: StandInOpenAI, how: str) -> None:
+async def test_the_users_exception_passes_unchanged(server: ScriptedServer, how: str) -> None:
     error = ToolFailedError("as it was")
 
     @tool
@@ -38,15 +38,15 @@ async def test_the_users_exception_passes_unchanged(server: StandInOpenAI, how: 
     assert (len(tracker), len(calls)) == (0, 0)
 
 
-def test_the_models_exception_passes_unchanged(server: StandInOpenAI) -> None:
+def test_the_models_exception_passes_unchanged(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
-    server.failures_left, server.fail_status = 1, 400
+    server.interject(Failure(400))
     with pytest.raises(openai.BadRequestError):
         make_agent(server.base_url).invoke(ask(PLAN))
     assert [h.step for h in server.hints] == [0]
 
 
-def test_a_stream_left_early_leaves_nothing(server: StandInOpenAI) -> None:
+def test_a_stream_left_early_leaves_nothing(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     stream = make_agent(server.base_url).stream(ask(PLAN), stream_mode="messages")
     next(stream)
@@ -55,11 +55,11 @@ def test_a_stream_left_early_leaves_nothing(server: StandInOpenAI) -> None:
     assert (len(tracker), len(calls)) == (0, 0)
 
 
-async def test_a_cancelled_run_leaves_nothing(server: StandInOpenAI) -> None:
+async def test_a_cancelled_run_leaves_nothing(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     server.gate.clear()
     task = asyncio.create_task(make_agent(server.base_url).ainvoke(ask(PLAN)))
-    assert await asyncio.to_thread(server.arrived.wait, 30)
+    await asyncio.to_thread(server.wait_for_requests, 1)
     assert len(calls) == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -68,7 +68,7 @@ async def test_a_cancelled_run_leaves_nothing(server: StandInOpenAI) -> None:
     assert (len(tracker), len(calls)) == (0, 0)
 
 
-def test_a_call_after_a_run_gets_no_hint_of_it(server: StandInOpenAI) -> None:
+def test_a_call_after_a_run_gets_no_hint_of_it(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     make_model(server.base_url).invoke("a")
     with openai.OpenAI(base_url=server.base_url, api_key="none") as client:

@@ -14,12 +14,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 import saga_sdk as saga
 from saga_core.hints import HEADERS, Hints
 from saga_sdk import semconv
-from tests.sdk.standin_openai import StandInOpenAI
+from saga_sdk.testing import ScriptedServer
 
 TRACER = TracerProvider().get_tracer("test")
 
 
-def chat(server: StandInOpenAI) -> None:
+def chat(server: ScriptedServer) -> None:
     with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
 
@@ -29,7 +29,7 @@ def attributes_of(span: trace.Span) -> dict[str, object]:
     return dict(span.attributes or {})
 
 
-def test_the_current_span_gets_the_ids(server: StandInOpenAI) -> None:
+def test_the_current_span_gets_the_ids(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     with TRACER.start_as_current_span("agent") as span, saga.workflow("swe") as block:
         chat(server)
@@ -42,7 +42,7 @@ def test_the_current_span_gets_the_ids(server: StandInOpenAI) -> None:
     }
 
 
-def test_attributes_that_are_there_stay(server: StandInOpenAI) -> None:
+def test_attributes_that_are_there_stay(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     attributes = {"gen_ai.conversation.id": "theirs"}
     with (
@@ -54,7 +54,7 @@ def test_attributes_that_are_there_stay(server: StandInOpenAI) -> None:
     assert attributes_of(span)["saga.workflow_id"] == "swe"
 
 
-def test_spans_are_left_alone_when_it_is_said(server: StandInOpenAI) -> None:
+def test_spans_are_left_alone_when_it_is_said(server: ScriptedServer) -> None:
     saga.instrument(server.base_url, span_attributes=False)
     with TRACER.start_as_current_span("agent") as span, saga.workflow("swe"):
         chat(server)
@@ -63,7 +63,7 @@ def test_spans_are_left_alone_when_it_is_said(server: StandInOpenAI) -> None:
     assert server.requests[0].get("traceparent") is not None
 
 
-def test_a_span_that_ended_gets_nothing(server: StandInOpenAI) -> None:
+def test_a_span_that_ended_gets_nothing(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     span = TRACER.start_span("agent")
     span.end()
@@ -72,7 +72,7 @@ def test_a_span_that_ended_gets_nothing(server: StandInOpenAI) -> None:
     assert attributes_of(span) == {}
 
 
-def test_baggage_is_attached_when_it_is_asked_for(server: StandInOpenAI) -> None:
+def test_baggage_is_attached_when_it_is_asked_for(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     with saga.workflow("swe"):
         assert baggage.get_all() == {}

@@ -18,26 +18,27 @@ from saga_core.hints import Hints
 from saga_sdk.events import Event, EventKind, sender
 from saga_sdk.runs import RunKind, RunStart, RunTracker, Source
 from saga_sdk.sessions import CallMap
+from saga_sdk.testing import ScriptedServer
+from tests.plans import follow_plan
 from tests.sdk.agents import TOOLS, WAYS, ask, make_agent, make_model, run
-from tests.sdk.standin_openai import StandInOpenAI
 
 WAIT_S = 30.0
 
 
-def events_of(server: StandInOpenAI, *kinds: str) -> list[dict[str, Any]]:
+def events_of(server: ScriptedServer, *kinds: str) -> list[dict[str, Any]]:
     assert sender.flush(WAIT_S)
     return [event for event in server.events if not kinds or event["event"] in kinds]
 
 
-def ended(server: StandInOpenAI) -> list[str]:
+def ended(server: ScriptedServer) -> list[str]:
     return [event["session_id"] for event in events_of(server, "session_end")]
 
 
-def ended_tasks(server: StandInOpenAI) -> list[str]:
+def ended_tasks(server: ScriptedServer) -> list[str]:
     return [event["task_id"] for event in events_of(server, "task_end")]
 
 
-def chat(server: StandInOpenAI, **kwargs: Any) -> None:
+def chat(server: ScriptedServer, **kwargs: Any) -> None:
     with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
         client.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "a"}], **kwargs
@@ -52,7 +53,7 @@ def break_down(text: str) -> str:
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("plan", ["read_file", "break_down"])
-async def test_a_run_that_ends_says_so_once(server: StandInOpenAI, how: str, plan: str) -> None:
+async def test_a_run_that_ends_says_so_once(server: ScriptedServer, how: str, plan: str) -> None:
     saga.instrument(server.base_url)
     agent = make_agent(server.base_url, tools=[*TOOLS, break_down])
     for _ in range(2):
@@ -77,11 +78,11 @@ async def test_a_run_that_ends_says_so_once(server: StandInOpenAI, how: str, pla
     ]
 
 
-async def test_a_cancelled_run_says_so(server: StandInOpenAI) -> None:
+async def test_a_cancelled_run_says_so(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     server.gate.clear()
     task = asyncio.create_task(make_agent(server.base_url).ainvoke(ask("read_file")))
-    assert await asyncio.to_thread(server.arrived.wait, WAIT_S)
+    await asyncio.to_thread(server.wait_for_requests, 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -89,7 +90,7 @@ async def test_a_cancelled_run_says_so(server: StandInOpenAI) -> None:
     assert ended(server) == [h.session_id for h in server.hints]
 
 
-def test_a_stream_left_early_says_so(server: StandInOpenAI) -> None:
+def test_a_stream_left_early_says_so(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     stream = make_agent(server.base_url).stream(ask("read_file"), stream_mode="messages")
     next(stream)
@@ -98,7 +99,7 @@ def test_a_stream_left_early_says_so(server: StandInOpenAI) -> None:
 
 
 @pytest.mark.parametrize("named", ["thread", "metadata", "argument", "block"])
-def test_a_session_that_may_go_on_does_not_end(server: StandInOpenAI, named: str) -> None:
+def test_a_session_that_may_go_on_does_not_end(server: ScriptedServer, named: str) -> None:
     session_id = "s" if named == "argument" else None
     handler = saga.SagaCallbackHandler(base_urls=server.base_url, session_id=session_id)
     config: dict[str, Any] = {"callbacks": [handler], "configurable": {"thread_id": "t"}}
@@ -117,7 +118,7 @@ def test_a_session_that_may_go_on_does_not_end(server: StandInOpenAI, named: str
     assert ended_tasks(server) == [task_id]
 
 
-def test_a_model_called_on_its_own_does_not_end_a_session(server: StandInOpenAI) -> None:
+def test_a_model_called_on_its_own_does_not_end_a_session(server: ScriptedServer) -> None:
     # It may be one turn of the program's own loop, whose next turn sends the same prefix.
     saga.instrument(server.base_url)
     make_model(server.base_url).invoke("a")
@@ -126,7 +127,7 @@ def test_a_model_called_on_its_own_does_not_end_a_session(server: StandInOpenAI)
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-async def test_a_sub_agents_session_ends_with_it(server: StandInOpenAI, how: str) -> None:
+async def test_a_sub_agents_session_ends_with_it(server: ScriptedServer, how: str) -> None:
     saga.instrument(server.base_url)
     inner = make_agent(server.base_url)
 
@@ -153,7 +154,7 @@ async def test_a_sub_agents_session_ends_with_it(server: StandInOpenAI, how: str
     assert len({event["session_id"] for event in ends}) == 3
 
 
-def test_blocks_end_their_own_sessions(server: StandInOpenAI) -> None:
+def test_blocks_end_their_own_sessions(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     with saga.workflow("outer", task_id="task") as outer:
         chat(server)
@@ -171,7 +172,7 @@ def test_blocks_end_their_own_sessions(server: StandInOpenAI) -> None:
     assert ended_tasks(server) == ["task"]
 
 
-async def test_a_block_left_by_an_exception_says_so(server: StandInOpenAI) -> None:
+async def test_a_block_left_by_an_exception_says_so(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
 
     async def fail() -> None:
@@ -184,7 +185,7 @@ async def test_a_block_left_by_an_exception_says_so(server: StandInOpenAI) -> No
     assert ended(server) == [server.hints[0].session_id]
 
 
-def test_a_session_id_that_the_user_set_is_not_ours_to_end(server: StandInOpenAI) -> None:
+def test_a_session_id_that_the_user_set_is_not_ours_to_end(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     with saga.workflow("swe"):
         chat(server, extra_headers={"x-saga-session-id": "mine"})
@@ -192,20 +193,20 @@ def test_a_session_id_that_the_user_set_is_not_ours_to_end(server: StandInOpenAI
 
 
 def test_only_servers_that_saw_the_session_are_told(
-    server: StandInOpenAI, other_server: StandInOpenAI
+    server: ScriptedServer, other_server: ScriptedServer
 ) -> None:
-    with StandInOpenAI() as foreign:
+    with ScriptedServer(follow_plan) as foreign:
         saga.instrument([server.base_url, other_server.base_url])
         with saga.workflow("swe"):
             make_agent(server.base_url).invoke(ask("read_file"))
             make_agent(foreign.base_url).invoke(ask("read_file"))
         assert len(ended(server)) == 1
         assert len(ended_tasks(server)) == 1
-        assert (other_server.event_posts, foreign.event_posts) == (0, 0)
+        assert (len(other_server.event_requests), len(foreign.event_requests)) == (0, 0)
         assert len(foreign.requests) == 2
 
 
-def test_after_uninstrument_nothing_is_said(server: StandInOpenAI) -> None:
+def test_after_uninstrument_nothing_is_said(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     with saga.workflow("swe"):
         chat(server)
@@ -213,19 +214,19 @@ def test_after_uninstrument_nothing_is_said(server: StandInOpenAI) -> None:
     assert ended(server) == []
 
 
-def test_an_endpoint_that_takes_no_events_is_asked_once(server: StandInOpenAI) -> None:
+def test_an_endpoint_that_takes_no_events_is_asked_once(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     server.events_status = 404
     agent = make_agent(server.base_url)
     for _ in range(3):
         agent.invoke(ask("read_file"))
         assert sender.flush(WAIT_S)
-    assert server.event_posts == 1
+    assert len(server.event_requests) == 1
 
 
 @pytest.mark.parametrize("fault", [ConnectionRefusedError("dead"), RuntimeError("ours")])
 def test_a_dead_endpoint_does_no_harm(
-    server: StandInOpenAI, monkeypatch: pytest.MonkeyPatch, fault: Exception
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     attempts = []
 
@@ -244,7 +245,7 @@ def test_a_dead_endpoint_does_no_harm(
 
 
 def test_a_fault_of_the_sender_never_reaches_the_program(
-    server: StandInOpenAI, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "_queue", None)
     saga.instrument(server.base_url)

@@ -20,14 +20,14 @@ from saga_core.types import _NAME_WORDS, ToolType
 from saga_sdk import tool_table, tools
 from saga_sdk.context import current_workflow
 from saga_sdk.events import sender
+from saga_sdk.testing import ScriptedServer
 from tests.sdk.agents import ask, make_agent, make_model
-from tests.sdk.standin_openai import StandInOpenAI
 
 WAIT_S = 30.0
 
 
 @pytest.fixture
-def client(server: StandInOpenAI) -> Iterator[openai.OpenAI]:
+def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
     saga.instrument(server.base_url)
     with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
         yield client
@@ -38,12 +38,12 @@ def chat(client: openai.OpenAI, text: str = "a") -> str:
     return str(answer.choices[0].message.content)
 
 
-def events_of(server: StandInOpenAI) -> list[tuple[str, str | None, str | None]]:
+def events_of(server: ScriptedServer) -> list[tuple[str, str | None, str | None]]:
     assert sender.flush(WAIT_S)
     return [(e["event"], e.get("session_id"), e.get("tool_name")) for e in server.events]
 
 
-def test_a_loop_of_calls_and_tools(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_a_loop_of_calls_and_tools(server: ScriptedServer, client: openai.OpenAI) -> None:
     @saga.tool
     def read_file(path: str) -> str:
         """Read it."""
@@ -76,7 +76,7 @@ def test_a_loop_of_calls_and_tools(server: StandInOpenAI, client: openai.OpenAI)
 
 
 def test_what_a_tool_asks_is_a_session_of_its_own(
-    server: StandInOpenAI, client: openai.OpenAI
+    server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     @saga.tool
     def inner() -> str:
@@ -114,7 +114,7 @@ def test_what_a_tool_asks_is_a_session_of_its_own(
 
 
 def test_outside_of_everything_a_tool_is_its_function(
-    server: StandInOpenAI, client: openai.OpenAI
+    server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     @saga.tool
     def work() -> str:
@@ -125,7 +125,7 @@ def test_outside_of_everything_a_tool_is_its_function(
     assert events_of(server) == []
 
 
-def test_a_tool_in_a_node_is_the_agents(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_a_tool_in_a_node_is_the_agents(server: ScriptedServer, client: openai.OpenAI) -> None:
     model = make_model(server.base_url)
 
     @saga.tool
@@ -156,7 +156,7 @@ def test_a_tool_in_a_node_is_the_agents(server: StandInOpenAI, client: openai.Op
     assert (at_last.session_id, at_last.tool_name) == (block.session_id, "fetch_url")
 
 
-async def test_async_tools_in_parallel(server: StandInOpenAI) -> None:
+async def test_async_tools_in_parallel(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
 
@@ -187,7 +187,7 @@ async def test_async_tools_in_parallel(server: StandInOpenAI) -> None:
 
 
 def test_a_generator_is_a_tool_from_first_to_last(
-    server: StandInOpenAI, client: openai.OpenAI
+    server: ScriptedServer, client: openai.OpenAI
 ) -> None:
     got: list[Any] = []
 
@@ -229,7 +229,7 @@ def test_a_generator_is_a_tool_from_first_to_last(
     assert {h.parent_session_id for h in inside} == {block.session_id}
 
 
-async def test_an_async_generator_is_a_tool_from_first_to_last(server: StandInOpenAI) -> None:
+async def test_an_async_generator_is_a_tool_from_first_to_last(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     got: list[Any] = []
 
@@ -261,7 +261,7 @@ async def test_an_async_generator_is_a_tool_from_first_to_last(server: StandInOp
     assert (last.session_id, last.tool_name) == (block.session_id, "read_lines")
 
 
-def chat_alone(server: StandInOpenAI) -> None:
+def chat_alone(server: ScriptedServer) -> None:
     with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
         chat(client)
 
@@ -287,7 +287,7 @@ async def test_the_tools_exception_passes_unchanged(is_async: bool) -> None:
 
 
 def test_a_long_tools_end_is_said(
-    server: StandInOpenAI, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tools, "MIN_TOOL_S", -1.0)
 
@@ -307,7 +307,7 @@ def test_a_long_tools_end_is_said(
     assert kinds == [("tool_start", "outer"), ("tool_end", "outer")]
 
 
-def test_types_of_tools(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_types_of_tools(server: ScriptedServer, client: openai.OpenAI) -> None:
     saga.tool_types({"deploy": "code", "sign_off": "human"})
     try:
         assert tool_table.tool_type("deploy") is ToolType.CODE_EXEC
@@ -332,7 +332,7 @@ def test_the_documented_table_is_the_one_in_use() -> None:
     assert dict(rows[:-1]) == {kind.value: words for kind, words in _NAME_WORDS}
 
 
-def test_wrapped_functions_run_in_the_block(server: StandInOpenAI, client: openai.OpenAI) -> None:
+def test_wrapped_functions_run_in_the_block(server: ScriptedServer, client: openai.OpenAI) -> None:
     def work(text: str) -> str:
         with saga.workflow("nested"):
             return chat(client, text)
@@ -364,7 +364,7 @@ def test_wrapped_functions_run_in_the_block(server: StandInOpenAI, client: opena
     assert (nested.parent_session_id, nested.task_id) == (block.session_id, block.task_id)
 
 
-async def test_wrapped_work_in_an_executor_and_in_another_loop(server: StandInOpenAI) -> None:
+async def test_wrapped_work_in_an_executor_and_in_another_loop(server: ScriptedServer) -> None:
     saga.instrument(server.base_url)
     log: list[str] = []
 
