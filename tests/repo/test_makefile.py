@@ -16,7 +16,7 @@ def make(*arguments: str) -> str:
 def test_without_a_target_they_are_listed() -> None:
     listed = [line.split()[1] for line in make().splitlines()]
     tests = ["test", "test-vllm-matrix", "test-frameworks"]
-    assert listed == ["help", "setup", "demo", *tests, "check", "lock", "clean"]
+    assert listed == ["help", "setup", "demo", *tests, "fuzz", "check", "lock", "clean"]
 
 
 def test_check_runs_every_tool_in_order() -> None:
