@@ -17,6 +17,7 @@ def add_to(commands: Commands) -> None:
     _add_engine(benchmarks)
     _add_scheduler(benchmarks)
     _add_sdk(benchmarks)
+    _add_gateway(benchmarks)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,6 +34,10 @@ def run(options: argparse.Namespace) -> int:
         from saga_cli import bench_sdk
 
         return bench_sdk.run(options)
+    if options.benchmark == "gateway":
+        from saga_cli import bench_gateway
+
+        return bench_gateway.run(options)
     options.print_help()
     return 0
 
@@ -119,5 +124,20 @@ def _add_sdk(benchmarks: Commands) -> None:
         default=100_000,
         metavar="N",
         help="runs after which the memory is measured (%(default)s)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the results to FILE")
+
+
+def _add_gateway(benchmarks: Commands) -> None:
+    parser = benchmarks.add_parser(
+        "gateway",
+        help="CPU and latency of the gateway, beside a bare pass-through",
+        description="Sends requests and streams to a stand-in worker: directly, through the least "
+        "that a Python gateway can be, through SAGA's gateway, and through other gateways where "
+        "they are installed (vllm-router, sglang-router). Every round starts each anew.",
+    )
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(%(default)s)")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, metavar="X", help="times as many requests (%(default)s)"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the results to FILE")

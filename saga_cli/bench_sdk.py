@@ -27,7 +27,7 @@ from saga_cli.output import writable
 from saga_core.errors import SagaError
 from saga_sdk.events import Destination, Event, EventKind, EventSender
 from saga_sdk.runs import RunKind, RunStart, RunTracker, Source
-from saga_sdk.sessions import CallMap
+from saga_sdk.sessions import CallMap, NamedSessions
 from saga_sim.machine import machine, versions
 from saga_sim.report import write_json
 
@@ -251,7 +251,7 @@ def _events(pairs: int) -> Spread:
 def _memory(runs: int) -> dict[str, float]:
     """Bytes held after half of the runs and after all; each is a chain, a call and a tool."""
     call_map = CallMap()
-    tracker = RunTracker(call_map, max_sessions=1000)
+    tracker = RunTracker(call_map, sessions=NamedSessions(1000))
     tracemalloc.start()
     try:
         _agents(tracker, runs // 2)

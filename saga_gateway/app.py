@@ -33,6 +33,7 @@ from saga_gateway.asgi import (
 from saga_gateway.events import EventError, EventKind, parse_events
 from saga_gateway.headers import OWN_RESPONSE_HEADERS, decode_headers, upstream_headers
 from saga_gateway.health import HealthChecks
+from saga_gateway.http import bounded
 from saga_gateway.identity import Gatekeeper, KeyFile, admit, client_of, is_loopback, networks
 from saga_gateway.logs import set_up
 from saga_gateway.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -356,7 +357,7 @@ def server_config(gateway: Gateway) -> uvicorn.Config:
         )
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=bounded(gateway.settings.max_head_bytes),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -273,8 +273,11 @@ class Proxy:
         dialect = exchange.dialect
         exchange.status = 504 if isinstance(error, WorkerTimeoutError) else 502
         if isinstance(error, WorkerTimeoutError):
-            silence = self._settings.idle_timeout_s
-            message = f"worker {worker.worker_id} was silent for {silence:g} s (idle_timeout_s)"
+            first_s, idle_s = self._settings.first_byte_timeout_s, self._settings.idle_timeout_s
+            limit = f"{idle_s:g} s (idle_timeout_s)"
+            if 0.0 < first_s <= idle_s:
+                limit = f"{first_s:g} s (first_byte_timeout_s)"
+            message = f"worker {worker.worker_id} was silent for {limit}"
             await send_error(send, 504, message, code="worker_timeout", dialect=dialect)
         else:
             message = f"worker {worker.worker_id}: {error}"

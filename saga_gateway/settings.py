@@ -22,8 +22,11 @@ class GatewaySettings:
         host: address to listen on.
         port: port to listen on, 0 to 65535; 0 takes any free one.
         max_body_bytes: largest request body that is taken, bytes, above 0.
+        max_head_bytes: largest request line and headers that are taken, bytes; 0: no limit.
         connect_timeout_s: longest wait for a connection to a worker, seconds, above 0.
-        idle_timeout_s: longest silence of a worker during a request, seconds, above 0.
+        first_byte_timeout_s: longest wait for the head of a worker's answer, seconds; 0: as long as
+            ``idle_timeout_s``.
+        idle_timeout_s: longest silence of a worker during its answer, seconds, above 0.
         pool_idle_s: how long an idle connection to a worker is kept, seconds; above 0 and below
             the five seconds after which a worker closes it.
         worker_backoff_s: how long a worker gets no requests when it could not be reached, or when
@@ -64,7 +67,9 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = 8800
     max_body_bytes: int = 64 * 2**20
+    max_head_bytes: int = 64 * 2**10
     connect_timeout_s: float = 5.0
+    first_byte_timeout_s: float = 0.0
     idle_timeout_s: float = 600.0
     pool_idle_s: float = 4.0
     worker_backoff_s: float = 2.0
@@ -94,7 +99,9 @@ class GatewaySettings:
         ranges: dict[str, tuple[float, float]] = {
             "port": (0, 65535),
             "max_body_bytes": (1, 2**40),
+            "max_head_bytes": (0, 2**30),
             "connect_timeout_s": (1e-3, 3600.0),
+            "first_byte_timeout_s": (0.0, 86_400.0),
             "idle_timeout_s": (1e-3, 86_400.0),
             "pool_idle_s": (1e-3, 4.9),
             "worker_backoff_s": (0.0, 3600.0),

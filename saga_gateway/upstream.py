@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -102,25 +103,29 @@ class Upstream:
             WorkerTimeoutError: the request may be at work there.
             WorkerAnswerError: the answer cannot be read.
         """
-        connection = _Connection()
         try:
-            try:
-                return await self._send(self._pooled, worker, request, connection)
-            except (*_CONNECT_ERRORS, aiohttp.SocketTimeoutError):
-                raise
-            except aiohttp.ClientConnectionError:
-                if not connection.reused:
-                    raise
-            self._stats.stale_retries += 1
-            return await self._send(self._fresh, worker, request, connection)
+            async with asyncio.timeout(self._settings.first_byte_timeout_s or None):
+                return await self._send_fresh(worker, request)
         except _CONNECT_ERRORS as error:
             raise WorkerDownError(_reason(error), unreachable=True) from error
-        except aiohttp.SocketTimeoutError as error:
+        except TimeoutError as error:  # aiohttp's are of this kind too.
             raise WorkerTimeoutError from error
         except aiohttp.ClientConnectionError as error:
             raise WorkerDownError(_reason(error), unreachable=False) from error
         except aiohttp.ClientError as error:
             raise WorkerAnswerError(_reason(error)) from error
+
+    async def _send_fresh(self, worker: Worker, request: UpstreamRequest) -> aiohttp.ClientResponse:
+        connection = _Connection()
+        try:
+            return await self._send(self._pooled, worker, request, connection)
+        except (*_CONNECT_ERRORS, aiohttp.SocketTimeoutError):
+            raise
+        except aiohttp.ClientConnectionError:
+            if not connection.reused:
+                raise
+        self._stats.stale_retries += 1
+        return await self._send(self._fresh, worker, request, connection)
 
     def _with_key(self, headers: Headers) -> Headers:
         """The headers with the key that the workers ask for, if they ask for one."""

@@ -15,7 +15,15 @@ from saga_sdk import semconv
 from saga_sdk.events import EventKind, sender
 from saga_sdk.guard import Guard
 from saga_sdk.options import options
-from saga_sdk.sessions import Call, CallMap, Session, Task, deadline_at, wire_id
+from saga_sdk.sessions import (
+    Call,
+    CallMap,
+    Session,
+    Task,
+    deadline_at,
+    named_sessions,
+    wire_id,
+)
 from saga_sdk.tool_table import tool_type
 
 __all__ = [
@@ -185,18 +193,29 @@ class WorkflowContext:
         else:
             task = Task(named or str(uuid.uuid4()))
         given = self._session_id is not None
-        session = Session(wire_id(self._session_id) if given else str(uuid.uuid4()))
+        if given:
+            session = named_sessions.take(wire_id(self._session_id))
+            if outer is None or outer.session is not session:
+                session.tool_ended(None)  # A tool of an earlier block is old news.
+        else:
+            session = Session(str(uuid.uuid4()))
         return WorkflowRun(
             workflow_id=str(self._name),
             task=task,
             session=session,
             session_given=given,
-            parent_session_id=None if outer is None else outer.spawner_id,
+            parent_session_id=_parent_of(session, outer),
             deadline_at_s=deadline_at_s,
             outer=outer,
             _entered_by=self,
             _context_before=_attach_baggage(task, session, self._name),
         )
+
+
+def _parent_of(session: Session, outer: WorkflowRun | None) -> str | None:
+    if outer is None:
+        return None
+    return outer.parent_session_id if outer.session is session else outer.spawner_id
 
 
 def _end(run: WorkflowRun) -> None:

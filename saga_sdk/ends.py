@@ -9,8 +9,7 @@ from saga_sdk.context import WorkflowRun, current_workflow
 from saga_sdk.events import Destination, Event, EventKind, sender
 from saga_sdk.guard import Guard
 from saga_sdk.hosts import allowed
-from saga_sdk.runs import tracker
-from saga_sdk.sessions import wire_id
+from saga_sdk.sessions import named_sessions, wire_id
 
 _GUARD = Guard("said end")
 
@@ -31,7 +30,7 @@ def end_session(session_id: str | None = None) -> None:
                 return
         if wanted is None:
             return
-        known = tracker.session(wanted)
+        known = named_sessions.get(wanted)
         destinations = () if known is None else known.destinations
         if known is not None:
             known.forget_gateways()

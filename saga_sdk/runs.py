@@ -15,11 +15,20 @@ from uuid import UUID
 from saga_core.hints import Hints
 from saga_sdk.context import WorkflowRun, calls, current_workflow
 from saga_sdk.events import Event, EventKind, sender
-from saga_sdk.sessions import Call, CallMap, Session, Task, deadline_at, digest, wire_id
+from saga_sdk.sessions import (
+    Call,
+    CallMap,
+    NamedSessions,
+    Session,
+    Task,
+    deadline_at,
+    digest,
+    named_sessions,
+    wire_id,
+)
 from saga_sdk.tool_table import tool_type
 
 MAX_RUNS = 10_000
-MAX_SESSIONS = 10_000
 MAX_IDLE_S = 6 * 3600.0
 # After a shorter tool the next request comes as soon as an event could.
 MIN_TOOL_S = 1.0
@@ -149,6 +158,7 @@ class RunTracker:
 
     Args:
         emit: takes the events; called without the lock.
+        sessions: the named sessions; by default none yet.
     """
 
     def __init__(
@@ -157,21 +167,20 @@ class RunTracker:
         *,
         emit: Callable[[Event], None] = lambda event: None,
         max_runs: int = MAX_RUNS,
-        max_sessions: int = MAX_SESSIONS,
+        sessions: NamedSessions | None = None,
         max_idle_s: float = MAX_IDLE_S,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self._calls = call_map
         self._emit = emit
         self._max_runs = max_runs
-        self._max_sessions = max_sessions
         self._max_idle_s = max_idle_s
         self._timer = timer
         self._lock = threading.Lock()
         self._ended: deque[UUID] = deque()
         self._runs: dict[UUID, _Run] = {}
         self._trees: OrderedDict[UUID, _Tree] = OrderedDict()
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions = NamedSessions() if sessions is None else sessions
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -180,19 +189,10 @@ class RunTracker:
         """Whether the root of a tree has not ended yet."""
         return root_id in self._trees
 
-    @property
-    def named_sessions(self) -> int:
-        """How many named sessions are remembered."""
-        return len(self._sessions)
-
-    def session(self, session_id: str) -> Session | None:
-        """The named session with this id, if a run of this process has continued it lately."""
-        return self._sessions.get(session_id)
-
     def after_fork(self) -> None:
         """Trust no lock in a child process, nor what another thread was changing under it."""
         if self._lock.locked():
-            self._runs, self._trees, self._sessions = {}, OrderedDict(), OrderedDict()
+            self._runs, self._trees = {}, OrderedDict()
             self._ended.clear()
         self._lock = threading.Lock()
 
@@ -317,7 +317,7 @@ class RunTracker:
                 in_trees = [run_id for tree in self._trees.values() for run_id in tree.open_runs]
                 assert sorted(in_trees) == sorted(self._runs), "runs and trees differ"
                 assert len(self._runs) <= self._max_runs, "too many runs"
-                assert len(self._sessions) <= self._max_sessions, "too many sessions"
+                assert len(self._sessions) <= self._sessions.max_sessions, "too many sessions"
         finally:
             self._drain()
 
@@ -358,7 +358,7 @@ class RunTracker:
         if named is not None and named != scope.named_session:
             return replace(
                 scope,
-                session=self._session(named),
+                session=self._sessions.take(named),
                 parent_session_id=spawner,
                 named_session=named,
                 owner=None,
@@ -402,7 +402,7 @@ class RunTracker:
         else:
             parent_session_id = None if block is None else block.spawner_id
             if named is not None:
-                session = self._session(named)
+                session = self._sessions.take(named)
             elif start.kind is RunKind.CALL:
                 session = None
             else:
@@ -420,13 +420,6 @@ class RunTracker:
             block=block,
             owner=owner,
         )
-
-    def _session(self, session_id: str) -> Session:
-        session = self._sessions.setdefault(session_id, Session(session_id))
-        self._sessions.move_to_end(session_id)
-        if len(self._sessions) > self._max_sessions:
-            self._sessions.popitem(last=False)
-        return session
 
 
 def _events(
@@ -491,6 +484,6 @@ def _workflow_of(start: RunStart, source: Source, block: WorkflowRun | None) -> 
     return str(said) if said else None
 
 
-tracker = RunTracker(calls, emit=sender.put)
+tracker = RunTracker(calls, emit=sender.put, sessions=named_sessions)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=tracker.after_fork)

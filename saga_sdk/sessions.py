@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import count
 from numbers import Real
@@ -12,6 +15,7 @@ from saga_core.hints import Hints, clean
 from saga_sdk.events import Destination, Event, EventKind
 
 MAX_CALLS = 10_000
+MAX_SESSIONS = 10_000
 MAX_DESTINATIONS = 8
 # Its milliseconds fit the hint; a longer deadline could not be said.
 MAX_DEADLINE_S = 1e11
@@ -132,6 +136,43 @@ class Session(_Told):
         )
 
 
+class NamedSessions:
+    """Sessions that the program or a framework has named: each counts its steps on, over several
+    runs and blocks. Bounded: the one that was used least recently makes room. Thread-safe.
+    """
+
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self.max_sessions = max_sessions
+        self._lock = threading.RLock()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, session_id: str) -> Session | None:
+        """The session of that id, if it is remembered."""
+        return self._sessions.get(session_id)
+
+    def take(self, session_id: str) -> Session:
+        """The session of that id, a new one if it is not remembered."""
+        with self._lock:
+            session = self._sessions.setdefault(session_id, Session(session_id))
+            self._sessions.move_to_end(session_id)
+            if len(self._sessions) > self.max_sessions:
+                self._sessions.popitem(last=False)
+            return session
+
+    def clear(self) -> None:
+        """Forget them all."""
+        with self._lock:
+            self._sessions.clear()
+
+    def after_fork(self) -> None:
+        """Trust no lock in a child process, nor what another thread was changing under it."""
+        self._lock = threading.RLock()
+        self._sessions = OrderedDict()
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One LLM call: its hints, the same for every attempt, and its task's deadline.
@@ -179,3 +220,8 @@ class CallMap:
 
     def discard(self, run_id: UUID) -> None:
         self._calls.pop(run_id, None)
+
+
+named_sessions = NamedSessions()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=named_sessions.after_fork)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from saga_sdk.context import calls
 from saga_sdk.events import sender
 from saga_sdk.runs import tracker
+from saga_sdk.sessions import named_sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def stats() -> Stats:
     return Stats(
         open_runs=len(tracker),
         open_calls=len(calls),
-        named_sessions=tracker.named_sessions,
+        named_sessions=len(named_sessions),
         events_queued=len(sender),
         events_sent=sender.sent,
         events_dropped=sender.dropped,

@@ -8,7 +8,6 @@ import gc
 import logging
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,6 +39,7 @@ from saga_sdk import guard, reporting, runs
 from saga_sdk.context import calls
 from saga_sdk.integrations import agent_framework as integration
 from saga_sdk.runs import tracker
+from saga_sdk.sessions import named_sessions
 from saga_sdk.testing import Failure, Held, ScriptedServer, ToolCall
 from tests.frameworks.roles import (
     TWO_STEPS,
@@ -65,7 +65,7 @@ def server() -> Iterator[ScriptedServer]:
 def instrumented(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_logged", set())
     # Named sessions go on counting for the life of a process: each test begins with none.
-    monkeypatch.setattr(tracker, "_sessions", OrderedDict())
+    named_sessions.clear()
     saga.instrument(server.base_url)
 
 

@@ -121,6 +121,48 @@ async def test_silent_worker_gives_504(start_gateway, workers):
     assert sum(len(worker.chats) for worker in workers) == 1
 
 
+async def test_the_first_byte_has_a_limit_of_its_own(start_gateway, worker, wire, eventually):
+    gateway = await start_gateway(worker, first_byte_timeout_s=0.05, idle_timeout_s=30.0)
+
+    async def hang(exchange):
+        await exchange.gone()
+
+    worker.script = hang
+    response = await gateway.chat("s")
+    assert response.status_code == 504
+    assert "0.05 s (first_byte_timeout_s)" in response.json()["error"]["message"]
+    await eventually(lambda: worker.chats[0].closed.is_set())
+
+    async def slow_stream(exchange):
+        await exchange.stream_head()
+        await exchange.chunk(wire.event(wire.delta(content="a")))
+        await asyncio.sleep(0.2)  # Longer than the limit, which is over.
+        await exchange.chunk(b"data: [DONE]\n\n")
+        await exchange.send(b"0\r\n\r\n")
+
+    worker.script = slow_stream
+    response = await gateway.chat("s")
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_head_without_end_is_refused(start_gateway, worker, cut):
+    gateway = await start_gateway(worker, max_head_bytes=4096)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    try:
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+        filler = b"x" * 5000 if cut else b"X-A: b\r\n" * 1000
+        writer.write((b"X-Long: " if cut else b"") + filler)
+        answer = await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"4096 bytes (max_head_bytes)" in answer
+    assert worker.chats == []
+    large = await gateway.client.post(CHAT, json={"x": "y" * 20_000}, headers={"X-A": "b" * 3000})
+    assert large.status_code == 200
+
+
 async def test_broken_stream_ends_in_an_error_event(gateway, worker, wire):
     async def break_off(exchange):
         await exchange.stream_head()

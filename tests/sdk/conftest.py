@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
 import openai
@@ -13,6 +12,7 @@ from saga_sdk import guard
 from saga_sdk.context import calls, current_workflow
 from saga_sdk.events import sender
 from saga_sdk.runs import tracker
+from saga_sdk.sessions import named_sessions
 from saga_sdk.testing import ScriptedServer
 from tests.plans import follow_plan
 
@@ -25,7 +25,7 @@ def clean_switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.setattr(guard, "_logged", set())
     # Named sessions go on counting for the life of a process: each test begins with none.
-    monkeypatch.setattr(tracker, "_sessions", OrderedDict())
+    named_sessions.clear()
     originals = (openai.OpenAI._prepare_request, openai.AsyncOpenAI._prepare_request)
     yield
     sender.stop()

@@ -251,3 +251,15 @@ def test_a_call_while_a_models_stream_is_open_has_no_hint_of_it(
     alone = Hints(workflow_id="ChatOpenAI")
     assert [server.hints[0], server.hints[-1]] == [alone, alone]
     assert {h == Hints() for h in server.hints[1:-1]} == {True}
+
+
+def test_a_block_that_names_its_session_goes_on_with_its_steps(server: ScriptedServer) -> None:
+    saga.instrument(server.base_url)
+    with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
+        for _ in range(2):
+            with saga.workflow("chat", session_id="thread-7"):
+                client.chat.completions.create(model="m", messages=message("hello"))
+                with saga.workflow("part", session_id="thread-7"):
+                    client.chat.completions.create(model="m", messages=message("hello"))
+    said = [(hints.session_id, hints.parent_session_id, hints.step) for hints in server.hints]
+    assert said == [("thread-7", None, step) for step in range(4)]

@@ -15,7 +15,7 @@ import saga_sdk as saga
 from saga_core.hints import Hints
 from saga_sdk.context import current_call, current_workflow, enter_call
 from saga_sdk.runs import RunKind, RunStart, RunTracker, Source
-from saga_sdk.sessions import CallMap
+from saga_sdk.sessions import CallMap, NamedSessions
 from saga_sdk.testing import ScriptedServer
 
 LOOPS = 60
@@ -116,8 +116,8 @@ def run_agents(runs: RunTracker, first: int, count: int) -> None:
 
 
 def test_memory_is_flat() -> None:
-    call_map = CallMap()
-    runs = RunTracker(call_map, max_sessions=100)
+    call_map, sessions = CallMap(), NamedSessions(100)
+    runs = RunTracker(call_map, sessions=sessions)
     tracemalloc.start()
     try:
         # These fill what is bounded.
@@ -127,5 +127,5 @@ def test_memory_is_flat() -> None:
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (len(runs), len(call_map), runs.named_sessions) == (0, 0, 100)
+    assert (len(runs), len(call_map), len(sessions)) == (0, 0, 100)
     assert after - before < 50_000

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from saga_core.hints import Hints
 from saga_sdk.events import Event, EventKind
 from saga_sdk.runs import RunKind, RunStart, RunTracker, Source
-from saga_sdk.sessions import Call, CallMap, Session
+from saga_sdk.sessions import Call, CallMap, NamedSessions, Session
 
 
 class Clock:
@@ -101,7 +101,7 @@ def test_a_tree_that_fills_the_map_goes_on_without_hints(call_map: CallMap, cloc
 
 
 def test_named_sessions_are_bounded(call_map: CallMap, clock: Clock) -> None:
-    tracker = make_tracker(call_map, clock, max_sessions=2)
+    tracker = make_tracker(call_map, clock, sessions=NamedSessions(2))
     for number, thread in enumerate(("a", "b", "a", "c", "a", "b")):
         tracker.start(report(RunKind.CALL, number, thread_id=thread), BY_HAND)
     steps = [hints_of(call_map, number).step for number in range(6)]
@@ -323,7 +323,7 @@ EVENTS = st.lists(
 @settings(max_examples=300, deadline=None)
 def test_any_order_of_reports_keeps_the_tracker_whole(events: Any) -> None:
     clock, call_map = Clock(), CallMap()
-    tracker = make_tracker(call_map, clock, max_runs=6, max_sessions=2, max_idle_s=30.0)
+    tracker = make_tracker(call_map, clock, max_runs=6, sessions=NamedSessions(2), max_idle_s=30.0)
     for kind, number, parent, source, metadata, wait_s in events:
         clock.now_s += wait_s
         if kind is None:
