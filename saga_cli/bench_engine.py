@@ -220,7 +220,8 @@ class Bench:
         arm = ARMS[name]
         worker = self.worker(name, load)
         timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
-        connector = aiohttp.TCPConnector(limit=0)
+        # A worker closes what is idle for 5 s: none of these may meet that moment.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
         async with (
             running(worker),
             aiohttp.ClientSession(timeout=timeout, connector=connector) as client,

@@ -111,7 +111,7 @@ class Gateway:
         if handler is not None:
             await handler(scope, receive, send)
         elif method == "HEAD" and "GET" in handlers:
-            await handlers["GET"](scope, receive, _without_body(send))
+            await handlers["GET"]({**scope, "method": "GET"}, receive, _without_body(send))
         else:
             await _refuse_method(path, method, handlers, send)
 

@@ -193,7 +193,7 @@ class StandInWorker:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("utf-8")
         first, *lines = head.strip().split("\r\n")
         method, target, _ = first.split(" ")
-        headers = [tuple(line.split(": ", 1)) for line in lines]
+        headers = [(name, value.strip()) for name, _, value in (x.partition(":") for x in lines)]
         exchange = Exchange(method, target, headers, b"", number, reader, writer)
         exchange.body = await reader.readexactly(int(exchange.header("content-length") or 0))
         return exchange

@@ -3,7 +3,7 @@
 import json
 
 import anthropic
-import httpx
+import httpx2
 import pytest
 
 ASK = {"model": "m", "max_tokens": 10, "messages": [{"role": "user", "content": "hello"}]}
@@ -40,7 +40,7 @@ async def client(gateway):
         base_url=gateway.url,
         api_key="k",
         max_retries=0,
-        http_client=httpx.AsyncClient(trust_env=False),
+        http_client=httpx2.AsyncClient(trust_env=False),
     ) as client:
         yield client
 
@@ -52,7 +52,7 @@ async def test_a_message_that_calls_a_tool(client, worker, eventually):
     worker.script = answer
     message = await client.messages.create(**ASK, extra_headers={"X-SAGA-Session-ID": "s"})
     assert message.content[0].name == "bash"
-    assert worker.chats[0].header("x-api-key") == "k"
+    assert worker.chats[0].header("authorization") == "Bearer k"
     assert worker.chats[0].header("anthropic-version")
     await eventually(lambda: worker.notices)
     assert worker.notices[0]["tool_name"] == "bash"

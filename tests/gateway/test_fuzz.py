@@ -155,7 +155,7 @@ async def test_malformed_requests_do_no_harm(start_gateway, worker, eventually, 
             status = answer.partition(b" ")[2][:3].decode()
             statuses[status] = statuses.get(status, 0) + 1
             assert not status.startswith("5"), (text, answer)
-    assert statuses["200"] > REQUESTS // 10
+    assert statuses["200"] > REQUESTS // 20
     assert {"400", "404", "405", "413"} <= statuses.keys()
     (upstream,) = gateway.app.workers
     await eventually(lambda: upstream.in_flight == 0)
