@@ -15,7 +15,7 @@ import saga_sdk as saga
 from saga_core.hints import Hints
 from saga_sdk.context import current_call, current_workflow, enter_call
 from saga_sdk.runs import RunKind, RunStart, RunTracker, Source
-from saga_sdk.sessions import CallMap, NamedSessions
+from saga_sdk.sessions import CallMap, NamedSessions, named_sessions
 from saga_sdk.testing import ScriptedServer
 
 LOOPS = 60
@@ -115,7 +115,8 @@ def run_agents(runs: RunTracker, first: int, count: int) -> None:
         runs.end(root)
 
 
-def test_memory_is_flat() -> None:
+def test_memory_is_flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named_sessions, "max_sessions", 100)  # Those of blocks.
     call_map, sessions = CallMap(), NamedSessions(100)
     runs = RunTracker(call_map, sessions=sessions)
     tracemalloc.start()
