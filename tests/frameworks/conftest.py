@@ -18,6 +18,7 @@ import saga_sdk as saga
 from saga_sdk.context import calls, current_workflow
 from saga_sdk.events import sender
 from saga_sdk.runs import tracker
+from saga_sdk.sessions import named_sessions
 from saga_sdk.testing import ScriptedServer
 from tests.plans import follow_plan
 
@@ -55,6 +56,8 @@ def clean_switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("SAGA_BASE_URL", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    # Named sessions go on counting for the life of a process: each test begins with none.
+    named_sessions.clear()
     yield
     sender.stop()
     saga.uninstrument()

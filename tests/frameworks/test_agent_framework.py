@@ -39,7 +39,6 @@ from saga_sdk import guard, reporting, runs
 from saga_sdk.context import calls
 from saga_sdk.integrations import agent_framework as integration
 from saga_sdk.runs import tracker
-from saga_sdk.sessions import named_sessions
 from saga_sdk.testing import Failure, Held, ScriptedServer, ToolCall
 from tests.frameworks.roles import (
     TWO_STEPS,
@@ -64,8 +63,6 @@ def server() -> Iterator[ScriptedServer]:
 @pytest.fixture(autouse=True)
 def instrumented(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_logged", set())
-    # Named sessions go on counting for the life of a process: each test begins with none.
-    named_sessions.clear()
     saga.instrument(server.base_url)
 
 
