@@ -184,6 +184,8 @@ class Gateway:
             if self.workers.reload():
                 await self._notifier.follow()
                 await self._health_checks.follow()
+                if self._proxy is not None:
+                    self._proxy.workers_changed()
 
     async def _probe(self, worker: Worker) -> int:
         timeout_s = self.settings.health_timeout_s
@@ -250,6 +252,8 @@ class Gateway:
             await send_error(send, 404, message, code="not_found")
             return
         worker.draining = verb == "drain"
+        if self._proxy is not None:
+            self._proxy.workers_changed()
         await send_json(send, 200, worker.describe(self._clock()))
 
     async def _admit_operator(self, scope: Scope, send: Send) -> bool:

@@ -6,9 +6,9 @@ No label names a session, a tenant or anything that a client chooses freely.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -63,6 +63,15 @@ class Metrics:
             registry=self._registry,
             buckets=_TOKEN_SECONDS,
         )
+        self._wait = Histogram(
+            "saga_gateway_queue_wait_seconds",
+            "how long a request waited for a worker with room",
+            registry=self._registry,
+            buckets=_SECONDS,
+        )
+        self._queue = Gauge(
+            "saga_gateway_queued", "requests that wait for a worker", registry=self._registry
+        )
         self._registry.register(_State(stats, workers, sessions, clock))
 
     def answered(self, path: str, status: int) -> None:
@@ -72,6 +81,14 @@ class Metrics:
     def routed(self, reason: str) -> None:
         """A request was sent to a worker for this reason."""
         self._routes.labels(reason).inc()
+
+    def waited(self, seconds: float) -> None:
+        """A request has found a worker with room."""
+        self._wait.observe(seconds)
+
+    def watch_queue(self, queue: Sized) -> None:
+        """What waits there is told of."""
+        self._queue.set_function(lambda: float(len(queue)))
 
     def first_byte(self, seconds: float) -> None:
         """The first byte of an answer has come."""

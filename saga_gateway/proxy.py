@@ -15,7 +15,7 @@ import orjson
 
 from saga_core import hints
 from saga_core.hints import HEADERS, Hints
-from saga_core.placement import Placement, Route, place
+from saga_core.placement import Route, place
 from saga_gateway.asgi import (
     BodyTooLargeError,
     ClientGoneError,
@@ -43,7 +43,8 @@ from saga_gateway.upstream import (
     WorkerDownError,
     WorkerTimeoutError,
 )
-from saga_gateway.workers import Attempt, Outcome, Worker, Workers
+from saga_gateway.waiting import RoomFullError, WaitingRoom
+from saga_gateway.workers import Outcome, Worker, Workers
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -86,6 +87,19 @@ class _Exchange:
     over: bool = False
 
 
+@dataclass(slots=True)
+class _Choice:
+    """A place at a worker; ``outcome`` is what its request has shown so far."""
+
+    worker: Worker
+    route: Route
+    outcome: Outcome = Outcome.NOTHING
+
+
+class _NoWorkerError(Exception):
+    """No worker is up."""
+
+
 class Proxy:
     """Serves requests over the workers."""
 
@@ -113,6 +127,8 @@ class Proxy:
         self._tracing = tracing
         self._clock = clock
         self._responses = ResponseHomes(settings.max_sessions)
+        self._room = WaitingRoom[_Choice](settings.max_queued, self._leave)
+        metrics.watch_queue(self._room)
 
     async def step(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a step of a session; returns when it is answered or its client has left."""
@@ -124,6 +140,10 @@ class Proxy:
         One about a response goes to the worker that made it.
         """
         await self._serve(scope, receive, send, is_step=False)
+
+    def workers_changed(self) -> None:
+        """There are other workers now, or others of them are up."""
+        self._room.wake()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, *, is_step: bool) -> None:
         dialect = dialect_of(scope["path"])
@@ -158,7 +178,7 @@ class Proxy:
         exchange = self._begin(scope, headers, body, caller, dialect, now_s, is_step=is_step)
         exchange.home, exchange.began_s = home, now_s
         try:
-            completed = await run_until_gone(receive, self._exchange(exchange, send, now_s))
+            completed = await run_until_gone(receive, self._exchange(exchange, send))
             if not completed and not exchange.over:
                 self._stats.clients_gone += 1
         finally:
@@ -210,49 +230,101 @@ class Proxy:
         self._stats.hints_dropped += dropped
         return said
 
-    async def _exchange(self, exchange: _Exchange, send: Send, now_s: float) -> None:
+    async def _exchange(self, exchange: _Exchange, send: Send) -> None:
         """Send the request to a worker, to another one if that is down, and relay the answer."""
         failures: list[str] = []
         down: str | None = None
         for _ in range(_ATTEMPTS):
-            placement = self._place(exchange, down, now_s)
-            if placement is None:
+            try:
+                choice = await self._wait_for_worker(exchange, down)
+            except _NoWorkerError:
                 break
-            self._metrics.routed(placement.route)
-            if placement.route is Route.FAILOVER:
-                self._stats.failovers += 1
-            worker = self._workers[placement.worker_id]
-            exchange.worker_id = worker.worker_id
-            with worker.serving(self._clock) as attempt:
+            except RoomFullError:
+                choice = None
+            if choice is None:
+                await self._busy(exchange, send)
+                return
+            worker = choice.worker
+            try:
+                response = await self._upstream.send(worker, exchange.request)
                 try:
-                    response = await self._upstream.send(worker, exchange.request)
-                except WorkerDownError as error:
-                    attempt.outcome = Outcome.UNREACHABLE if error.unreachable else Outcome.FAILED
-                    failures.append(f"{worker.worker_id}: {error}")
-                    down = worker.worker_id
-                except (WorkerTimeoutError, WorkerAnswerError) as error:
-                    attempt.outcome = Outcome.FAILED
-                    await self._refuse(exchange, send, worker, error)
-                    return
-                else:
-                    try:
-                        await self._relay(exchange, response, placement, attempt, send)
-                    finally:
-                        response.close()
-                    return
-            now_s = self._clock()
+                    await self._relay(exchange, response, choice, send)
+                finally:
+                    response.close()
+                return
+            except WorkerDownError as error:
+                choice.outcome = Outcome.UNREACHABLE if error.unreachable else Outcome.FAILED
+                failures.append(f"{worker.worker_id}: {error}")
+                down = worker.worker_id
+            except (WorkerTimeoutError, WorkerAnswerError) as error:
+                choice.outcome = Outcome.FAILED
+                await self._refuse(exchange, send, worker, error)
+                return
+            finally:
+                self._leave(choice)
         await self._unavailable(exchange, send, failures)
 
-    def _place(self, exchange: _Exchange, down: str | None, now_s: float) -> Placement | None:
-        """Choose a worker other than ``down``, and make it the session's home."""
-        loads = self._workers.loads(now_s, without=down)
+    async def _wait_for_worker(self, exchange: _Exchange, down: str | None) -> _Choice | None:
+        """A worker with room, other than ``down``; None: there was none in time.
+
+        Raises:
+            _NoWorkerError: no worker is up.
+            RoomFullError: too many wait already.
+        """
+        began_s = self._clock()
+        choice = await self._room.wait(
+            lambda: self._choose(exchange, down), self._settings.queue_wait_s
+        )
+        if choice is None:
+            return None
+        self._metrics.waited(self._clock() - began_s)
+        self._metrics.routed(choice.route)
+        if choice.route is Route.FAILOVER:
+            self._stats.failovers += 1
+        exchange.worker_id = choice.worker.worker_id
+        return choice
+
+    def _choose(self, exchange: _Exchange, down: str | None) -> _Choice | None:
+        """Choose a worker, reserve a place there, and make it the session's home.
+
+        None: those that could serve the request have no room.
+        """
+        loads = self._workers.loads(self._clock(), without=down)
+        if not any(load.available for load in loads):
+            raise _NoWorkerError
         session = exchange.session
-        if session is None:
-            return place(None, exchange.home or down, loads)
-        placement = place(session.session_id, exchange.home or session.home, loads)
-        if placement is not None:
+        home = exchange.home or (down if session is None else session.home)
+        limit = self._settings.max_worker_requests
+        if limit:
+            # A session waits for its home: elsewhere all of its KV would be computed again.
+            if any(load.worker_id == home and load.available for load in loads):
+                loads = [load for load in loads if load.worker_id == home]
+            loads = [load for load in loads if load.in_flight < limit]
+        placement = place(None if session is None else session.session_id, home, loads)
+        if placement is None:
+            return None
+        if session is not None:
             session.home = placement.worker_id
-        return placement
+        worker = self._workers[placement.worker_id]
+        worker.begin()
+        return _Choice(worker, placement.route)
+
+    def _leave(self, choice: _Choice) -> None:
+        """The place at the worker is free again."""
+        choice.worker.end(choice.outcome, self._clock())
+        self._room.wake()
+
+    async def _busy(self, exchange: _Exchange, send: Send) -> None:
+        exchange.status = 429
+        await send_error(
+            send,
+            429,
+            f"every worker that could serve this has {self._settings.max_worker_requests} requests "
+            f"(max_worker_requests), and {len(self._room)} wait",
+            code="workers_busy",
+            headers=[(b"retry-after", b"1")],
+            dialect=exchange.dialect,
+        )
 
     async def _unavailable(self, exchange: _Exchange, send: Send, failures: list[str]) -> None:
         exchange.status = 502
@@ -287,8 +359,7 @@ class Proxy:
         self,
         exchange: _Exchange,
         response: aiohttp.ClientResponse,
-        placement: Placement,
-        attempt: Attempt,
+        choice: _Choice,
         send: Send,
     ) -> None:
         """Pass a response on as it comes.
@@ -304,7 +375,7 @@ class Proxy:
             {
                 "type": "http.response.start",
                 "status": response.status,
-                "headers": self._response_headers(exchange, response, placement),
+                "headers": self._response_headers(exchange, response, choice),
             }
         )
         content = response.content
@@ -314,8 +385,8 @@ class Proxy:
                 async with asyncio.timeout(self._settings.idle_timeout_s):
                     data = await content.readany()
             except (aiohttp.ClientError, OSError) as error:
-                attempt.outcome = Outcome.FAILED
-                await self._break_off(exchange, response, placement.worker_id, error, send)
+                choice.outcome = Outcome.FAILED
+                await self._break_off(exchange, response, choice.worker.worker_id, error, send)
                 return
             last = content.at_eof()
             if exchange.first_s is None:
@@ -325,7 +396,7 @@ class Proxy:
                 reader.feed(data)
             if last or reader.done:
                 is_fault = response.status in _WORKER_FAULTS
-                attempt.outcome = Outcome.FAILED if is_fault else Outcome.SERVED
+                choice.outcome = Outcome.FAILED if is_fault else Outcome.SERVED
                 is_read = exchange.is_step and response.status == 200
                 self._end(exchange, reader if is_read else None)
             await send({"type": "http.response.body", "body": data, "more_body": not last})
@@ -333,11 +404,11 @@ class Proxy:
                 return
 
     def _response_headers(
-        self, exchange: _Exchange, response: aiohttp.ClientResponse, placement: Placement
+        self, exchange: _Exchange, response: aiohttp.ClientResponse, choice: _Choice
     ) -> list[tuple[bytes, bytes]]:
         headers = downstream_headers(response.raw_headers)
-        headers.append((b"x-saga-worker", placement.worker_id.encode()))
-        headers.append((b"x-saga-route", placement.route.encode()))
+        headers.append((b"x-saga-worker", choice.worker.worker_id.encode()))
+        headers.append((b"x-saga-route", choice.route.encode()))
         if exchange.said_session_id is not None:
             headers.append((b"x-saga-session-id", exchange.said_session_id.encode()))
         if is_event_stream(response.headers.get("Content-Type", "")) and not any(

@@ -38,6 +38,10 @@ class GatewaySettings:
         health_timeout_s: longest wait for the answer to one, seconds, above 0.
         slow_start_s: over how long a worker that comes back gets its full share of new sessions,
             seconds; 0: at once.
+        max_worker_requests: requests that a worker serves at a time; more wait. A session waits for
+            the worker that holds its KV. 0: no limit.
+        max_queued: requests that may wait, at least 0; any more are refused with 429.
+        queue_wait_s: longest wait, seconds, above 0; then the request is refused with 429.
         max_sessions: sessions remembered, at least 1; the least recently used one goes first.
         session_silent_s: silence after which a session counts as ended, seconds, up to a day.
         max_queued_notices: notices waiting per worker, at least 1; the oldest is dropped.
@@ -78,6 +82,9 @@ class GatewaySettings:
     health_interval_s: float = 2.0
     health_timeout_s: float = 2.0
     slow_start_s: float = 10.0
+    max_worker_requests: int = 0
+    max_queued: int = 1000
+    queue_wait_s: float = 30.0
     max_sessions: int = 100_000
     session_silent_s: float = 7200.0
     max_queued_notices: int = 10_000
@@ -110,6 +117,9 @@ class GatewaySettings:
             "health_interval_s": (0.0, 3600.0),
             "health_timeout_s": (1e-3, 3600.0),
             "slow_start_s": (0.0, 3600.0),
+            "max_worker_requests": (0, 1e6),
+            "max_queued": (0, 1e6),
+            "queue_wait_s": (1e-3, 86_400.0),
             "max_sessions": (1, 1e9),
             "session_silent_s": (1e-3, 86_400.0),
             "max_queued_notices": (1, 1e9),

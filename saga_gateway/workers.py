@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from math import inf
@@ -29,13 +28,6 @@ class Outcome(Enum):
     FAILED = "failed"
     UNREACHABLE = "unreachable"
     NOTHING = "nothing"
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One request at a worker; ``outcome`` is what it has shown so far."""
-
-    outcome: Outcome = Outcome.NOTHING
 
 
 @dataclass(slots=True)
@@ -69,17 +61,25 @@ class Worker:
     draining: bool = False
     takes_notices: bool = True
 
-    @contextmanager
-    def serving(self, clock: Callable[[], float]) -> Iterator[Attempt]:
-        """Count one request in flight while the block runs, and learn from its outcome."""
-        attempt = Attempt()
+    def begin(self) -> None:
+        """One more request is in flight."""
         self.in_flight += 1
         self.breaker.began()
-        try:
-            yield attempt
-        finally:
-            self.in_flight -= 1
-            self._learn(attempt.outcome, clock())
+
+    def end(self, outcome: Outcome, now_s: float) -> None:
+        """One request less is in flight; what it has shown is learned from."""
+        self.in_flight -= 1
+        if outcome is Outcome.NOTHING:
+            self.breaker.gave_up()
+        elif outcome is Outcome.SERVED:
+            self.unreachable = False
+            if self.breaker.succeeded():
+                self.back_since_s = now_s
+        else:
+            self.breaker.failed(now_s)
+            if outcome is Outcome.UNREACHABLE:
+                self.unreachable = True
+                self.breaker.open(now_s)
 
     def load(self, now_s: float) -> WorkerLoad:
         """The worker as placement sees it."""
@@ -105,19 +105,6 @@ class Worker:
             self.back_since_s = now_s
             self.breaker.reset()
         self.healthy, self.unreachable = True, False
-
-    def _learn(self, outcome: Outcome, now_s: float) -> None:
-        if outcome is Outcome.NOTHING:
-            self.breaker.gave_up()
-        elif outcome is Outcome.SERVED:
-            self.unreachable = False
-            if self.breaker.succeeded():
-                self.back_since_s = now_s
-        else:
-            self.breaker.failed(now_s)
-            if outcome is Outcome.UNREACHABLE:
-                self.unreachable = True
-                self.breaker.open(now_s)
 
 
 class Workers:

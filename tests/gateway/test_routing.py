@@ -8,7 +8,7 @@ CHAT = "/v1/chat/completions"
 async def test_session_stays_with_its_worker(gateway2, workers):
     served_by = {}
     for turn in range(4):
-        for session in (f"s{n}" for n in range(8)):
+        for session in (f"s{n}" for n in range(24)):
             response = await gateway2.chat(session)
             assert response.headers["x-saga-session-id"] == session
             assert response.headers["x-saga-route"] == ("affinity" if turn else "new")
