@@ -280,7 +280,7 @@ def test_a_session_that_is_to_be_read_may_be_deferred(name):
     deferred.defer(some_run(rng, 100, 1.0), now_s=1.0, pressure=PRESSURE)  # Not there yet: put.
     put.put(deferred.run(100), now_s=1.0, pressure=PRESSURE)
     while (key := put.peek(now_s=2.0, pressure=PRESSURE)) is not None:
-        assert deferred.peek(now_s=2.0, pressure=PRESSURE) == key
+        assert deferred.peek(now_s=2.0, pressure=PRESSURE)[:4] == key[:4]  # Ranked later.
         put.discard(key.run_id)
         deferred.discard(key.run_id)
     assert len(deferred) == 0
