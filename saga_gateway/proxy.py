@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
@@ -30,7 +29,8 @@ from saga_gateway.headers import Headers, decode_headers, downstream_headers, up
 from saga_gateway.identity import Gatekeeper, Identity, admit
 from saga_gateway.metrics import Metrics
 from saga_gateway.notifier import Notifier
-from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS, Dialect, error_event
+from saga_gateway.responses import ResponseHomes, named_response
+from saga_gateway.routes import Dialect, dialect_of, error_event
 from saga_gateway.sessions import Session, SessionTable
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.sse import SideReader, is_event_stream
@@ -500,45 +500,3 @@ async def _send_too_many(send: Send, caller: Identity, dialect: Dialect) -> None
         headers=[(b"retry-after", b"1")],
         dialect=dialect,
     )
-
-
-class ResponseHomes:
-    """Which worker has made a tenant's response: it alone can go on from it.
-
-    The oldest makes room.
-    """
-
-    def __init__(self, max_responses: int) -> None:
-        self._max_responses = max_responses
-        self._homes: OrderedDict[tuple[str | None, str], str] = OrderedDict()
-
-    def get(self, tenant: str | None, response_id: str | None) -> str | None:
-        """The worker's id; None when the tenant has no such response here."""
-        return None if response_id is None else self._homes.get((tenant, response_id))
-
-    def put(self, tenant: str | None, response_id: str, worker_id: str) -> None:
-        """Remember a response."""
-        self._homes[tenant, response_id] = worker_id
-        if len(self._homes) > self._max_responses:
-            self._homes.popitem(last=False)
-
-
-def dialect_of(path: str) -> Dialect:
-    """The dialect of a path that is relayed."""
-    if path.startswith(RESPONSE_PREFIX):
-        return Dialect.RESPONSES
-    return STEPS.get(path) or SINGLE.get(path, Dialect.OPENAI)
-
-
-def named_response(path: str, body: bytes) -> str | None:
-    """Id of the response that a request of the responses API goes on from, or is about."""
-    if path.startswith(RESPONSE_PREFIX):
-        return path.removeprefix(RESPONSE_PREFIX).partition("/")[0]
-    if b"previous_response_id" not in body:
-        return None
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None  # The worker says what is wrong with it.
-    named = content.get("previous_response_id") if isinstance(content, dict) else None
-    return named if isinstance(named, str) else None

@@ -55,6 +55,13 @@ def response_method(path: str) -> str | None:
     return None if match is None else "POST" if match["cancel"] else "GET"
 
 
+def dialect_of(path: str) -> Dialect:
+    """The dialect of a path that is relayed."""
+    if path.startswith(RESPONSE_PREFIX):
+        return Dialect.RESPONSES
+    return STEPS.get(path) or SINGLE.get(path, Dialect.OPENAI)
+
+
 def error_body(
     message: str, *, kind: str, code: str, dialect: Dialect = Dialect.OPENAI
 ) -> dict[str, object]:
