@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from saga_core.durations import PauseDurations, Quantiles
@@ -14,8 +14,9 @@ from saga_core.trust import HintTrust
 from saga_core.types import Pause, ToolType, tool_type_of
 
 _FIRST_REFRESH_S, _REFRESH_GROWTH, _REFRESH_S = 0.5, 1.5, 30.0
-_COUNT_EVERY_S = 30.0
-_COUNTS_PER_EVENT = 16
+_COUNT_AFTER_S = tuple(2.0**n for n in range(11))
+_COUNTS_PER_AGE = 8.0
+_COUNTS_PER_EVENT, _WAITS_PER_COUNT = 64, 256
 _MIN_GAP_S = 0.05
 _HABIT_RATE = 0.3
 _HABIT_CUTS = (-0.7, 0.0, 0.7)
@@ -26,6 +27,7 @@ _COMMON_SHARE = 0.03
 _ENDED: ReuseClass = ("ended",)
 _ANNOUNCED: ReuseClass = ("announced",)
 _EARLY_SHARE = 0.1
+_SOON_S = 1.0
 _FORECAST_UNIT_S = 60.0
 
 
@@ -68,11 +70,13 @@ class Outlook:
 
     Attributes:
         p_next: probability that the prefix is read again, 0 to 1.
+        p_soon: that it is before the wait is twice as old: how sure its moment is.
         early_s: when it may well have been: one in ten of those that are read are by then.
         expected_s: when half of those that are read are, not before ``early_s``.
     """
 
     p_next: float
+    p_soon: float
     early_s: float
     expected_s: float
 
@@ -138,7 +142,8 @@ class PauseModel:
         self._steps = 0
         self._durations, self._reuse = PauseDurations(), ReuseModel()
         self._p95_s: dict[ReuseClass, float] = {}
-        self._uncounted: deque[tuple[float, Wait]] = deque()
+        # By how long they are left uncounted; in each, the longest overdue come first.
+        self._uncounted = tuple(deque[tuple[float, Wait]]() for _ in _COUNT_AFTER_S)
         # What is new is a large part of what is known at first: tables are made anew sooner then.
         self._refreshed_s, self._refresh_after_s = -math.inf, _FIRST_REFRESH_S
 
@@ -248,7 +253,9 @@ class PauseModel:
             view.since_s + self._hazards.read_age_s(view.cls, age, share) / view.scale
             for share in (_EARLY_SHARE, 0.5)
         )
-        return Outlook(self._hazards.p_read(view.cls, age), early_s, expected_s)
+        p_next = self._hazards.p_read(view.cls, age)
+        p_soon = self._hazards.p_read(view.cls, age, max(2.0 * age, age + _SOON_S * view.scale))
+        return Outlook(p_next, p_soon, early_s, expected_s)
 
     def p_reuse(self, wait: Wait) -> float:
         """P_reuse of the SAGA paper for such waits, whatever their age."""
@@ -262,6 +269,10 @@ class PauseModel:
             prior = tool_type_of(str(key[1])) if key[0] == "tool" else ToolType.OTHER
             self._p95_s[key] = self._durations.p95_s(key, prior)
         return self._p95_s[key]
+
+    def waits(self) -> Iterator[Wait]:
+        """Every wait that is watched, and some that were lately read."""
+        return (wait for queue in self._uncounted for _, wait in queue)
 
     # Internals
 
@@ -297,9 +308,18 @@ class PauseModel:
 
     def _watch(self, cls: ReuseClass, now_s: float) -> Wait:
         wait = Wait(View(cls, now_s))
-        self._uncounted.append((now_s + _COUNT_EVERY_S, wait))
+        self._count_later(wait, now_s)
         self._count_some(now_s)
         return wait
+
+    def _count_later(self, wait: Wait, now_s: float) -> None:
+        """Count the wait's idle time again after a fourth to an eighth of its age.
+
+        Reads count at once; what lags behind them far makes long waits look better than they are.
+        """
+        place = int((now_s - wait.plain.since_s) / _COUNTS_PER_AGE).bit_length()
+        place = min(place, len(_COUNT_AFTER_S) - 1)
+        self._uncounted[place].append((now_s + _COUNT_AFTER_S[place], wait))
 
     def _hint(self, wait: Wait, view: View, now_s: float) -> None:
         """Take the latest word; what was said before has not been put to the test."""
@@ -315,31 +335,36 @@ class PauseModel:
 
     def _count_some(self, now_s: float) -> None:
         """Put idle time of some waits into the tables; every now and then make the tables anew."""
-        todo = self._uncounted
-        for _ in range(_COUNTS_PER_EVENT + len(todo) // _COUNTS_PER_EVENT**2):
-            if not todo or todo[0][0] > now_s:
-                break
-            _, wait = todo.popleft()
-            if wait.is_over:
-                continue
-            for view in (wait.plain, wait.hint):
-                if view is not None:
-                    self._count(view, now_s)
-            if wait.plain.counted_s < GHOST_S:
-                todo.append((now_s + _COUNT_EVERY_S, wait))
-            else:
-                wait.is_over = True
-                self._judge(wait, now_s=now_s, was_read=False)
-                if wait.hint is None or wait.hint.cls != _ENDED:
-                    self._missed(wait)
-        while len(todo) > 2 * self._max_sessions:
-            todo.popleft()[1].is_over = True  # Too many to watch: what it teaches is lost.
+        left = _COUNTS_PER_EVENT + sum(map(len, self._uncounted)) // _WAITS_PER_COUNT
+        for queue in self._uncounted:
+            while left and queue and queue[0][0] <= now_s:
+                left -= 1
+                self._count_wait(queue.popleft()[1], now_s)
+        excess = sum(map(len, self._uncounted)) - 2 * self._max_sessions
+        for queue in reversed(self._uncounted):
+            while queue and excess > 0:
+                queue.popleft()[1].is_over = True  # Too many to watch: what it teaches is lost.
+                excess -= 1
         if now_s - self._refreshed_s >= self._refresh_after_s:
             self._refreshed_s = now_s
             self._refresh_after_s = min(_REFRESH_S, _REFRESH_GROWTH * self._refresh_after_s)
             self._run_cuts, self._input_cuts = self._run_s.cuts(3), self._input_tokens.cuts(4)
             self._p95_s.clear()
             self._hazards.refresh()
+
+    def _count_wait(self, wait: Wait, now_s: float) -> None:
+        if wait.is_over:
+            return
+        for view in (wait.plain, wait.hint):
+            if view is not None:
+                self._count(view, now_s)
+        if wait.plain.counted_s < GHOST_S:
+            self._count_later(wait, now_s)
+        else:
+            wait.is_over = True
+            self._judge(wait, now_s=now_s, was_read=False)
+            if wait.hint is None or wait.hint.cls != _ENDED:
+                self._missed(wait)
 
     def _missed(self, wait: Wait) -> None:
         """The paper's P_reuse learns that this pause is not followed by a step."""

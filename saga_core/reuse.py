@@ -36,6 +36,7 @@ The first element is the kind: "paused", "ended", "superseded", "shared", "plain
 # Share of the prior hazard with which a kind starts; other kinds start at 1.
 _PRIOR_SHARE: dict[Hashable, float] = {"ended": 0.01, "superseded": 0.05, "announced": 10.0}
 _KIND_STRENGTH = 0.2
+_BAND = 9
 _BATCH = 64
 
 
@@ -77,9 +78,10 @@ class _Table:
 class ReuseHazards:
     """Hazard of being read again, per class and age, per second.
 
-    h[c, b] = (reads + k) / (risk + k / h_parent[b]), from the reads and the idle seconds at risk
-    that were seen at ages in bucket b, those of evicted and of never read prefixes included, so
-    that termination needs no model of its own. The parent of a kind is 0.3 / (age + 5), times the
+    h[c, b] = w (reads + k) / (risk + k / h_parent[b]) + (1 - w) h_parent[b], from the reads and
+    the idle seconds at risk that were seen at ages in bucket b, those of evicted and of never read
+    prefixes included, so that termination needs no model of its own; w is how likely it is that
+    the class differs from its parent at all. The parent of a kind is 0.3 / (age + 5), times the
     kind's prior share. Evidence halves every ``half_life_s``.
 
     Tables are worked out once per epoch, on first use; ``refresh`` begins the next one. Evidence
@@ -145,10 +147,10 @@ class ReuseHazards:
         log_survival = self._passed(table, from_age_s) - self._passed(table, to_age_s)
         return log_survival + (math.log(self.hazard(cls, to_age_s)) if was_read else 0.0)
 
-    def p_read(self, cls: ReuseClass, age_s: float) -> float:
-        """Probability that a prefix of the class is read after ``age_s``, before ``GHOST_S``."""
+    def p_read(self, cls: ReuseClass, age_s: float, until_age_s: float = GHOST_S) -> float:
+        """Probability that a prefix of the class is read after ``age_s``, before the other age."""
         table = self._integrated(cls)
-        return -math.expm1(min(0.0, self._passed(table, age_s) - self._passed(table, GHOST_S)))
+        return -math.expm1(min(0.0, self._passed(table, age_s) - self._passed(table, until_age_s)))
 
     def read_age_s(self, cls: ReuseClass, age_s: float, share: float) -> float:
         """Age by which the ``share`` (0 to 1) of the reads that follow ``age_s`` has come."""
@@ -237,12 +239,8 @@ class ReuseHazards:
             share, k = 1.0, self._strength
             if len(cls) == 1:
                 share, k = _PRIOR_SHARE.get(cls[0], 1.0), _KIND_STRENGTH
-            table.hazards = [
-                (reads + k) / (risk_s + k / (share * parent))
-                for reads, risk_s, parent in zip(
-                    table.reads, table.risk_s, self._hazards(cls[:-1]), strict=True
-                )
-            ]
+            parents = [share * parent for parent in self._hazards(cls[:-1])]
+            table.hazards = _averaged(table.reads, table.risk_s, parents, k)
             table.worths, table.passed = [], []
             table.epoch = self._epoch
         return table
@@ -252,6 +250,35 @@ _PRIOR = [
     0.3 / (lower + 0.5 * width_s + 5.0)
     for lower, width_s in zip(AGE_EDGES_S, _WIDTHS_S, strict=True)
 ]
+
+
+def _averaged(
+    reads: list[float], risk_s: list[float], parents: list[float], k: float
+) -> list[float]:
+    """Hazards of a class: its own and its parent's, by what is known of which of the two holds.
+
+    In each band of ages the evidence weighs two models that start even: every bucket's hazard is
+    drawn from Gamma(k, k / parent), or it is the parent's. Context tree weighting does the same
+    for symbols (Willems, Shtarkov, Tjalkens 1995). A class that is no different from its parent
+    is not told apart from it by the noise of its few reads.
+    """
+    hazards = []
+    for start in range(0, len(parents), _BAND):
+        band = slice(start, start + _BAND)
+        rows = list(zip(reads[band], risk_s[band], parents[band], strict=True))
+        evidence = sum(_log_bayes_factor(*row, k) for row in rows)
+        own = 0.5 + 0.5 * math.tanh(0.5 * evidence)
+        hazards += [own * (r + k) / (s + k / p) + (1.0 - own) * p for r, s, p in rows]
+    return hazards
+
+
+def _log_bayes_factor(reads: float, risk_s: float, parent: float, k: float) -> float:
+    """Log of how much likelier the reads are under Gamma(k, k / parent) than under ``parent``."""
+    expected = parent * risk_s
+    factor = expected - (k + reads) * math.log1p(expected / k)
+    if reads:
+        factor += math.lgamma(k + reads) - math.lgamma(k) - reads * math.log(k)
+    return factor
 
 
 def _gittins(hazards: list[float]) -> list[float]:

@@ -448,7 +448,7 @@ def test_everything_is_bounded():
     for number in range(3000):
         model.paused(f"s{number}", Step(ending=number, input_tokens=number), now_s=0.01 * number)
     assert len(model._habits) == 50
-    assert len(model._uncounted) <= 100
+    assert len(list(model.waits())) <= 100
 
 
 def test_tool_names_are_bounded():
@@ -497,6 +497,8 @@ def test_the_outlook_of_a_regular_pause_is_its_length():
     outlook = model.outlook(wait, now_s=4000.0)
     assert outlook.p_next > 0.9
     assert 4006.0 < outlook.early_s <= outlook.expected_s < 4013.0
+    assert outlook.p_soon < 0.1
+    assert model.outlook(wait, now_s=4006.0).p_soon > 0.6
     overdue = model.outlook(wait, now_s=4060.0)
     assert overdue.early_s >= 4060.0
     assert overdue.p_next < outlook.p_next

@@ -148,7 +148,7 @@ class Facts:
 
 def check_that_reads_will_be_noticed(index):
     """The model watches no wait but those that the index would tell it the end of."""
-    watched = {id(wait) for _, wait in index._model._uncounted if not wait.is_over}
+    watched = {id(wait) for wait in index._model.waits() if not wait.is_over}
     runs = (*index._held.values(), *index._sessions.values())
     assert watched <= {id(held.wait) for held in runs}
 

@@ -145,7 +145,7 @@ def test_running_and_preempted_requests_teach_nothing() -> None:
     told.index.started("a", now_s=3.0)
     told.index.record("a", [0, 1, 2], now_s=4.0)
     assert told.reads == []
-    watched = [wait for _, wait in told.model._uncounted if not wait.is_over]
+    watched = [wait for wait in told.model.waits() if not wait.is_over]
     assert [wait.plain.cls[0] for wait in watched] == ["paused"]
 
 
@@ -285,9 +285,9 @@ def test_saga_keeps_the_kind_of_step_after_which_sessions_return() -> None:
 def test_sessions_over_the_bound_and_a_cleared_cache_teach_nothing() -> None:
     told = Told(max_sessions=2)
     for number in range(4):
-        told.serve(f"s{number}", [number], at_s=float(number))
-    watched = [wait for _, wait in told.model._uncounted if not wait.is_over]
+        told.serve(f"s{number}", [number], at_s=10.0 * number)
+    watched = [wait for wait in told.model.waits() if not wait.is_over]
     assert sorted(wait.plain.cls[0] for wait in watched) == ["paused", "paused", "plain", "plain"]
     told.index.clear()
-    assert all(wait.is_over for _, wait in told.model._uncounted)
+    assert all(wait.is_over for wait in told.model.waits())
     assert told.reads == []
