@@ -259,12 +259,14 @@ class Prefetcher:
         displaced_blocks, displaced_worth = engine.displaced(missing, now_s)
         if watched.early_s is None:
             watched.early_s = outlook.early_s
-        early_s, expected_s = watched.early_s, outlook.expected_s
+        early_s, expected_s, p_soon = watched.early_s, outlook.expected_s, outlook.p_soon
         if watched.resume_s is not None:
+            p_soon = outlook.p_next
             early_s = max(now_s, watched.resume_s)
             expected_s = early_s if watched.resume_s > now_s else max(now_s, expected_s)
         candidate = PrefetchCandidate(
             p_next=outlook.p_next,
+            p_soon=p_soon,
             tokens=missing * self.block_tokens,
             early_end_s=early_s,
             expected_end_s=expected_s,

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+_SURE = 0.5
+
 
 class PrefetchVerdict(Enum):
     """What to do about a session's KV that a slower tier holds."""
@@ -21,6 +23,7 @@ class PrefetchCandidate:
 
     Attributes:
         p_next: probability that the session goes on, 0 to 1.
+        p_soon: that it does so before its pause is twice as long.
         tokens: tokens to bring back, at least 1.
         early_end_s: when the pause may end already: a low quantile of its end.
         expected_end_s: when it is expected to end, not before ``early_end_s``.
@@ -30,6 +33,7 @@ class PrefetchCandidate:
     """
 
     p_next: float
+    p_soon: float
     tokens: int
     early_end_s: float
     expected_end_s: float
@@ -85,12 +89,16 @@ def plan_prefetch(
     what gave way may be wanted. Both end with the pause, so a start that is too early to pay does
     so from p_next · load time ÷ price before the end on, the price being what is lost per second
     held, if it ever does: where p_next exceeds the price. A tier that is not faster than prefill
-    is left alone, and so is everything while pressure is above ``pressure_high``. Ties: leave.
+    is left alone, and so is everything while pressure is above ``pressure_high``. What is computed
+    costs an idle engine as much as the request itself would have: it is left unless the session is
+    more likely than not to come soon. Ties: leave.
     """
     prefill_s = candidate.tokens / speed.prefill_tokens_per_s
     load_s = candidate.tokens / speed.load_tokens_per_s
     if candidate.is_computed:
         load_s = prefill_s
+        if candidate.p_soon <= _SURE:
+            return _leave("nobody knows when it comes")
     elif load_s >= prefill_s:
         return _leave("prefill is as fast")
     if pressure > pressure_high:

@@ -17,7 +17,9 @@ PROPERTY = settings(
 )
 FAST = TierSpeed(prefill_tokens_per_s=5_000.0, load_tokens_per_s=50_000.0)
 # 2 s to load, 20 s to compute; the tool may end at 110 s and is expected to at 120 s.
-AGENT = PrefetchCandidate(p_next=0.9, tokens=100_000, early_end_s=110.0, expected_end_s=120.0)
+AGENT = PrefetchCandidate(
+    p_next=0.9, p_soon=0.8, tokens=100_000, early_end_s=110.0, expected_end_s=120.0
+)
 FULL = replace(AGENT, displaced_tokens=100_000, displaced_worth=1e-3)
 
 
@@ -74,9 +76,19 @@ def test_a_session_that_will_not_go_on_is_left():
     assert plan(replace(AGENT, p_next=0.0), 115.0).verdict is PrefetchVerdict.LEAVE
 
 
+@pytest.mark.parametrize("p_soon", [0.0, 0.5, 0.51, 1.0])
+def test_only_a_sure_forecast_is_computed_for(p_soon):
+    computed = replace(AGENT, is_computed=True, p_soon=p_soon)
+    is_sure = p_soon > 0.5
+    assert (plan(computed, 115.0).verdict is PrefetchVerdict.START) is is_sure
+    assert is_sure or plan(computed, 115.0).reason == "nobody knows when it comes"
+    # What a slower tier holds costs the engine nothing.
+    assert plan(replace(AGENT, p_soon=p_soon), 115.0).verdict is PrefetchVerdict.START
+
+
 candidates = st.builds(
     lambda p, tokens, early, more, displaced, worth: PrefetchCandidate(
-        p, tokens, early, early + more, displaced, worth
+        p, 0.0, tokens, early, early + more, displaced, worth
     ),
     st.floats(0.0, 1.0),
     st.integers(1, 200_000),
