@@ -166,6 +166,11 @@ def _state_schemas() -> dict[str, Any]:
                 "enabled": {"type": "boolean", "description": "whether the plugin is on"},
                 "off_reason": {"type": ["string", "null"], "description": "why it went off"},
                 "policy": {"type": "string"},
+                "scheduling_policy": {
+                    "type": "string",
+                    "description": "order of vLLM's queue: fcfs, or priority, with which it takes "
+                    "`X-Vllm-Priority`",
+                },
                 "num_blocks": count,
                 "block_tokens": amount,
                 "block_bytes": {**amount, "description": "on one GPU; 0: not known"},

@@ -115,13 +115,14 @@ class SagaSchedulerMixin:
         """
         notices = decode_notices(message["notify"]) if "notify" in message else []
         if self.saga is None:
-            return {"enabled": False}
+            return {"enabled": False, "scheduling_policy": self.vllm_config.scheduler_config.policy}
         self._saga_guard(lambda saga: saga.notify(notices), None)
         if message.get("tick"):
             return {"wake_in_s": self._saga_guard(self._saga_tick, None)}
         running, waiting = self.get_request_counts()
         return {
             "enabled": self.saga.off_reason is None,
+            "scheduling_policy": self.vllm_config.scheduler_config.policy,
             "queue": {"running": running, "waiting": waiting},
             "scheduler": {
                 "steps": self._saga_steps,

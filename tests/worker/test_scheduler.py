@@ -289,7 +289,7 @@ def test_an_unknown_policy_leaves_the_engine_stock(make_engine: MakeEngine) -> N
     engine = make_engine(50, "no-such-policy")
     assert engine.saga is None
     assert engine.run(list(range(64))) == 0
-    assert engine.scheduler.saga_control({}) == {"enabled": False}
+    assert engine.scheduler.saga_control({}) == {"enabled": False, "scheduling_policy": "fcfs"}
 
 
 def test_the_mixin_keeps_the_class_that_vllm_chose(make_engine: MakeEngine) -> None:
