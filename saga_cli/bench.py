@@ -134,7 +134,8 @@ def _add_gateway(benchmarks: Commands) -> None:
         help="CPU and latency of the gateway, beside a bare pass-through",
         description="Sends requests and streams to a stand-in worker: directly, through the least "
         "that a Python gateway can be, through SAGA's gateway, and through other gateways where "
-        "they are installed (vllm-router, sglang-router). Every round starts each anew.",
+        "they are installed (vllm-router, sglang-router, litellm). Every round starts each anew. "
+        "Whole answers are asked for with wrk where it is installed.",
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(%(default)s)")
     parser.add_argument(

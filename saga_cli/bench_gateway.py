@@ -23,6 +23,7 @@ from rich.table import Table
 from saga_cli.output import writable
 from saga_cli.processes import Service, free_port, running
 from saga_core.errors import SagaError
+from saga_sim.gateway_bench import wrk
 from saga_sim.gateway_bench.client import Load
 from saga_sim.machine import machine, versions
 from saga_sim.report import write_json
@@ -34,16 +35,17 @@ _SESSIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A load, and how much of it: ``scale`` multiplies the requests."""
+    """A load, and how much of it: ``scale`` multiplies the requests, and the seconds of wrk."""
 
     name: str
     load: Load
 
     def scaled(self, scale: float) -> Load:
-        count = max(2 * self.load.at_a_time, round(self.load.requests * scale))
+        count = max(self.load.at_a_time, round(self.load.requests * scale))
         return Load(**{**asdict(self.load), "requests": count})
 
 
+_CROWD = "20 events, 1,000 open"
 SCENARIOS = (
     Scenario("4 KB, 1 at a time", Load(2000, 1, sessions=_SESSIONS)),
     Scenario("4 KB, 32 at a time", Load(8000, 32, sessions=_SESSIONS)),
@@ -51,6 +53,10 @@ SCENARIOS = (
     Scenario("100 events, 64 open", Load(256, 64, events=100, interval_ms=20, sessions=_SESSIONS)),
     Scenario(
         "100 events, 256 open", Load(512, 256, events=100, interval_ms=20, sessions=_SESSIONS)
+    ),
+    Scenario(
+        _CROWD,
+        Load(3000, 1000, events=20, interval_ms=100, sessions=_SESSIONS, health_every_ms=20),
     ),
 )
 
@@ -61,7 +67,8 @@ class Figures:
 
     Attributes:
         cpu_us: CPU microseconds of the gateway's processes for a request.
-        first_ms, whole_ms: median and 99th percentile, see ``saga_sim.gateway_bench.client``.
+        first_ms, whole_ms, health_ms: median and 99th percentile, see
+            ``saga_sim.gateway_bench.client``.
     """
 
     cpu_us: float
@@ -69,37 +76,69 @@ class Figures:
     failed: int
     first_ms: tuple[float, float]
     whole_ms: tuple[float, float]
+    health_ms: tuple[float, float]
 
 
-Command = Callable[[int, str], list[str] | None]
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a gateway is to listen, whom it is to serve, and a folder of its own."""
+
+    port: int
+    upstream: str
+    folder: Path
 
 
-def _saga(port: int, upstream: str) -> list[str] | None:
-    words = ["gateway", "--worker", upstream, "--port", str(port)]
+Command = Callable[[Place], list[str] | None]
+"""How a gateway is started; None: it is not installed."""
+
+
+def _saga(place: Place) -> list[str] | None:
+    words = ["gateway", "--worker", place.upstream, "--port", str(place.port)]
     return [sys.executable, "-m", "saga_cli.main", *words, "--set", "health_interval_s=0"]
 
 
-def _pass_through(port: int, upstream: str) -> list[str] | None:
-    return [sys.executable, "-m", "saga_sim.gateway_bench.passthrough", str(port), upstream]
+def _pass_through(place: Place) -> list[str] | None:
+    module = "saga_sim.gateway_bench.passthrough"
+    return [sys.executable, "-m", module, str(place.port), place.upstream]
 
 
-def _vllm_router(port: int, upstream: str) -> list[str] | None:
+def _vllm_router(place: Place) -> list[str] | None:
     program = shutil.which("vllm-router")
-    words = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", upstream]
-    return None if program is None else [program, *words, "--policy", "consistent_hash"]
+    words = ["--host", "127.0.0.1", "--port", str(place.port), "--worker-urls", place.upstream]
+    return None if program is None else [program, *words, "--policy", "cache_aware"]
 
 
-def _sglang_router(port: int, upstream: str) -> list[str] | None:
+def _sglang_router(place: Place) -> list[str] | None:
     program = shutil.which("sglang-router")
-    words = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", upstream]
+    words = ["--host", "127.0.0.1", "--port", str(place.port), "--worker-urls", place.upstream]
     return None if program is None else [program, "launch", *words, "--policy", "cache_aware"]
 
 
-ARMS: dict[str, Command] = {
-    "pass-through": _pass_through,
-    "saga": _saga,
-    "vllm-router": _vllm_router,
-    "sglang-router": _sglang_router,
+def _litellm(place: Place) -> list[str] | None:
+    program = shutil.which("litellm")
+    parameters = {"model": "openai/m", "api_base": f"{place.upstream}/v1", "api_key": "none"}
+    config = {"model_list": [{"model_name": "m", "litellm_params": parameters}]}
+    path = place.folder / "litellm.json"  # JSON is YAML.
+    path.write_text(json.dumps(config))
+    words = ["--config", str(path), "--host", "127.0.0.1", "--port", str(place.port)]
+    return None if program is None else [program, *words]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A gateway, and where it says that it serves; ``share``: of the requests, it is so slow."""
+
+    command: Command
+    ready_path: str = "/health"
+    share: float = 1.0
+
+
+ARMS: dict[str, Arm] = {
+    "pass-through": Arm(_pass_through),
+    "saga": Arm(_saga),
+    "vllm-router": Arm(_vllm_router),
+    "sglang-router": Arm(_sglang_router),
+    "litellm": Arm(_litellm, "/health/liveliness", share=0.1),
 }
 
 
@@ -142,29 +181,33 @@ async def measure(rounds: int, scale: float) -> dict[str, Any]:
         for _ in range(rounds):
             direct = results.setdefault("direct", {})
             for scenario in SCENARIOS:
-                seen = await _play(upstream_port, scenario.scaled(scale))
+                seen = await _play(upstream_port, scenario.scaled(scale), scale)
                 direct.setdefault(scenario.name, []).append(_figures(seen, 0.0))
-            for name, command_of in ARMS.items():
-                port = free_port()
-                command = command_of(port, service.url)
+            for name, arm in ARMS.items():
+                place = Place(free_port(), service.url, folder)
+                command = arm.command(place)
                 if command is None:
                     continue
-                gateway = Service(name, command, port, folder / f"{name}.log")
+                log = folder / f"{name}.log"
+                gateway = Service(name, command, place.port, log, ready_path=arm.ready_path)
                 async with running(gateway):
                     await gateway.wait_ready(_READY_S)
-                    await _play(port, Load(200, 8, sessions=_SESSIONS))  # Warm.
+                    await _play(place.port, Load(200, 8, sessions=_SESSIONS), 0.0)  # Warm.
                     for scenario in SCENARIOS:
                         before_s = gateway.cpu_s()
-                        seen = await _play(port, scenario.scaled(scale))
+                        share = scale * arm.share
+                        seen = await _play(place.port, scenario.scaled(share), share)
                         used_s = gateway.cpu_s() - before_s
                         figures = _figures(seen, used_s)
                         results.setdefault(name, {}).setdefault(scenario.name, []).append(figures)
-                    many = round(100_000 * scale)
-                    await _play(port, Load(many, 32, body_bytes=100, sessions=many))
-                    memory_mb.setdefault(name, []).append(_memory_mb(gateway.pid))
+                    if arm.share == 1.0:
+                        many = round(100_000 * scale)
+                        await _play(place.port, Load(many, 32, body_bytes=100, sessions=many), 0.0)
+                        memory_mb.setdefault(name, []).append(_memory_mb(gateway.pid))
     return {
         "benchmark": "gateway",
         "options": {"rounds": rounds, "scale": scale},
+        "client": "asyncio" if wrk.find_wrk() is None else "wrk, asyncio for streams",
         "gateways": {
             name: {scenario: _summary(each) for scenario, each in by_scenario.items()}
             for name, by_scenario in results.items()
@@ -177,8 +220,15 @@ async def measure(rounds: int, scale: float) -> dict[str, Any]:
     }
 
 
-async def _play(port: int, load: Load) -> dict[str, Any]:
-    """The load, from a process of its own."""
+async def _play(port: int, load: Load, wrk_share: float) -> dict[str, Any]:
+    """The load, from a process of its own.
+
+    Args:
+        wrk_share: of ten seconds, in which wrk, where it is there, asks for whole answers; with 0,
+            it does not.
+    """
+    if wrk_share and not load.events and wrk.find_wrk() is not None:
+        return await wrk.run(port, load, max(1, round(10 * wrk_share)))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "saga_sim.gateway_bench.client", str(port)),
         json.dumps(asdict(load)),
@@ -198,6 +248,7 @@ def _figures(seen: dict[str, Any], cpu_s: float) -> Figures:
         failed=seen["failed"],
         first_ms=tuple(seen["first_ms"]),
         whole_ms=tuple(seen["whole_ms"]),
+        health_ms=tuple(seen.get("health_ms", (0.0, 0.0))),
     )
 
 
@@ -214,6 +265,7 @@ def _summary(rounds: Sequence[Figures]) -> dict[str, Any]:
         "first_p99_ms": median([each.first_ms[1] for each in rounds]),
         "whole_p50_ms": median([each.whole_ms[0] for each in rounds]),
         "whole_p99_ms": median([each.whole_ms[1] for each in rounds]),
+        "health_p99_ms": median([each.health_ms[1] for each in rounds]),
     }
 
 
@@ -250,9 +302,15 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
                 str(each["failed"]),
             )
         tables.append(table)
+    crowd = Table(title=f"/health under {_CROWD}", box=box.SIMPLE)
+    crowd.add_column("gateway")
+    crowd.add_column("p99 ms", justify="right")
+    for name, by_scenario in gateways.items():
+        if name != "direct":
+            crowd.add_row(name, f"{by_scenario[_CROWD]['health_p99_ms']:.1f}")
     memory = Table(title="resident memory after 100,000 sessions", box=box.SIMPLE)
     memory.add_column("gateway")
     memory.add_column("MB", justify="right")
     for name, megabytes in summary["memory_mb_after_100000_sessions"].items():
         memory.add_row(name, f"{megabytes:.0f}")
-    return [*tables, memory]
+    return [*tables, crowd, memory]

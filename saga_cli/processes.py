@@ -40,6 +40,7 @@ class Service:
         port: the loopback port that the command listens on.
         log: file for its output.
         environment: added to this process's variables.
+        ready_path: answers 200 as soon as it serves.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Service:
     port: int
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    ready_path: str = "/health"
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
 
     @property
@@ -80,7 +82,7 @@ class Service:
             )
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Return when ``/health`` answers 200.
+        """Return when ``ready_path`` answers 200.
 
         Raises:
             SagaError: the process ended, or the time is over; the message has its last words.
@@ -90,7 +92,7 @@ class Service:
             while True:
                 self.check_alive()
                 with suppress(aiohttp.ClientError, asyncio.TimeoutError):
-                    async with client.get(f"{self.url}/health") as response:
+                    async with client.get(self.url + self.ready_path) as response:
                         if response.status == 200:
                             return
                 if asyncio.get_running_loop().time() > deadline:

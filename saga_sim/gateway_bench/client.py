@@ -27,6 +27,7 @@ class Load:
         events: of a streamed answer; 0: the answer comes whole.
         interval_ms: between two of its events.
         sessions: session ids that are used in turn; 0: none is sent.
+        health_every_ms: ask for ``/health`` so often meanwhile; 0: never.
     """
 
     requests: int
@@ -35,6 +36,7 @@ class Load:
     events: int = 0
     interval_ms: float = 0.0
     sessions: int = 0
+    health_every_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Seen:
         first_ms: from a request to the first byte of its answer's body: median and 99th percentile.
         whole_ms: to its last byte.
         failed: answers other than 200, and connections that broke.
+        health_ms: of ``/health``: median and 99th percentile.
     """
 
     requests: int
@@ -52,6 +55,7 @@ class Seen:
     seconds: float
     first_ms: tuple[float, float]
     whole_ms: tuple[float, float]
+    health_ms: tuple[float, float] = (0.0, 0.0)
 
 
 class _Broken(Exception):
@@ -83,15 +87,43 @@ async def run(port: int, load: Load) -> Seen:
             failed += status != 200
         writer.close()
 
+    health_s: list[float] = []
     began_s = time.perf_counter()
+    asking = asyncio.create_task(_ask_health(port, load.health_every_ms / 1000, health_s))
     await asyncio.gather(*(one_connection() for _ in range(load.at_a_time)))
     seconds = time.perf_counter() - began_s
-    return Seen(load.requests, failed, seconds, _spread_ms(first_s), _spread_ms(whole_s))
+    asking.cancel()
+    return Seen(
+        load.requests,
+        failed,
+        seconds,
+        _spread_ms(first_s),
+        _spread_ms(whole_s),
+        _spread_ms(health_s),
+    )
+
+
+async def _ask_health(port: int, every_s: float, took_s: list[float]) -> None:
+    """Ask until it is cancelled; what is asked then does not count."""
+    if not every_s:
+        return
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while True:
+        began_s = time.perf_counter()
+        writer.write(b"GET /health HTTP/1.1\r\nHost: gateway\r\n\r\n")
+        await _read_answer(reader)
+        took_s.append(time.perf_counter() - began_s)
+        await asyncio.sleep(every_s)
+
+
+def body_of(load: Load) -> str:
+    """A chat request of the load's length."""
+    filler = "x" * max(0, load.body_bytes - 70)
+    return f'{{"model":"m","stream":false,"messages":[{{"role":"user","content":"{filler}"}}]}}'
 
 
 def _request(load: Load, number: int) -> bytes:
-    filler = "x" * max(0, load.body_bytes - 70)
-    body = f'{{"model":"m","stream":false,"messages":[{{"role":"user","content":"{filler}"}}]}}'
+    body = body_of(load)
     head = [
         "POST /v1/chat/completions HTTP/1.1",
         "Host: gateway",

@@ -1,7 +1,8 @@
 """A stand-in for a worker that costs next to nothing, so that a gateway's own cost shows.
 
-``python -m saga_sim.gateway_bench.upstream PORT``. A request is answered with a short completion;
-with ``X-Bench-Events: N`` with a stream of N events, one each ``X-Bench-Interval-Ms``.
+``python -m saga_sim.gateway_bench.upstream PORT``. A request is answered with a short completion,
+after ``X-Bench-Interval-Ms``; with ``X-Bench-Events: N`` with a stream of N events, one each
+``X-Bench-Interval-Ms``.
 """
 
 from __future__ import annotations
@@ -56,8 +57,10 @@ class _Connection(asyncio.Protocol):
             return
         self._buffer = body[length:]
         assert self._transport is not None
-        if not events:
+        if not events and not interval_s:
             self._transport.write(_ANSWER)
+        elif not events:
+            asyncio.get_running_loop().call_later(interval_s, self._transport.write, _ANSWER)
         else:
             self._task = asyncio.ensure_future(_stream(self._transport, events, interval_s))
 
