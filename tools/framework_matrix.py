@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = Path("requirements/frameworks")
@@ -46,6 +47,12 @@ VERSIONS = (
 )
 # What frameworks deprecate inside themselves is not ours to mend.
 PYTEST = ("-q", "-W", "default", "-p", "no:cacheprovider")
+
+
+def project() -> dict[str, Any]:
+    """What pyproject.toml says of the project."""
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return cast(dict[str, Any], content["project"])
 
 
 class MatrixError(Exception):
@@ -87,6 +94,17 @@ SETS = (
             *SDK_TEST_TOOLS,
         ),
         LANGCHAIN_TESTS,
+    ),
+    FrameworkSet(
+        "openai-oldest",
+        ("openai", "anthropic"),
+        (
+            "openai==2.0.0",
+            "anthropic==1.0.0",
+            *project()["optional-dependencies"]["gateway"],
+            *SDK_TEST_TOOLS,
+        ),
+        ("tests/gateway/test_openai_client.py", "tests/gateway/test_anthropic_client.py"),
     ),
     FrameworkSet("openai-agents", ("openai-agents", "openai"), ("openai-agents>=0.24,<1",)),
     FrameworkSet(
@@ -156,8 +174,7 @@ def _run(command: Sequence[str], what: str, given: str | None = None) -> None:
 def write_lock(each: FrameworkSet) -> None:
     """Write the set's lock file: the newest versions of all that it requires."""
     (ROOT / each.lock).parent.mkdir(parents=True, exist_ok=True)
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    requires = (*each.requires, *TOOLS, *pyproject["project"]["dependencies"])
+    requires = (*each.requires, *TOOLS, *project()["dependencies"])
     command = [*uv(), "pip", "compile", "--quiet", "--no-config", "--upgrade", "--universal"]
     command += ["--python-version", PYTHON, "--no-annotate"]
     command += ["--custom-compile-command", f"make test-frameworks ARGS='--lock {each.name}'"]
