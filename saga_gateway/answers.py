@@ -22,11 +22,15 @@ _MESSAGE_EVENTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of an answer; 0 where the worker did not say."""
+    """Token counts of an answer; 0 where the worker did not say.
+
+    Attributes:
+        cached_tokens: of the prompt, found in a cache; None where the worker did not say.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ class Draft:
         self._usage = Usage(
             prompt_tokens=_int(prompt, before.prompt_tokens),
             completion_tokens=_int(completion, before.completion_tokens),
-            cached_tokens=_int(cached, before.cached_tokens),
+            cached_tokens=cached if isinstance(cached, int) else before.cached_tokens,
         )
 
 

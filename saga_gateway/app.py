@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -34,20 +33,17 @@ from saga_gateway.events import EventError, EventKind, parse_events
 from saga_gateway.headers import OWN_RESPONSE_HEADERS, decode_headers, upstream_headers
 from saga_gateway.health import HealthChecks
 from saga_gateway.http import bounded
-from saga_gateway.identity import Gatekeeper, KeyFile, admit, client_of, is_loopback, networks
+from saga_gateway.identity import admit, client_of, is_loopback
 from saga_gateway.logs import set_up
 from saga_gateway.metrics import CONTENT_TYPE as METRICS_TYPE
-from saga_gateway.metrics import Metrics
 from saga_gateway.models import merged_models
 from saga_gateway.notifier import Notifier
+from saga_gateway.parts import Parts
 from saga_gateway.proxy import Proxy
 from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS, response_method
-from saga_gateway.sessions import SessionTable
 from saga_gateway.settings import GatewaySettings
-from saga_gateway.stats import Stats
-from saga_gateway.tracing import Tracing, make_provider
 from saga_gateway.upstream import Upstream
-from saga_gateway.workers import Worker, Workers
+from saga_gateway.workers import Worker
 
 __all__ = ["Gateway", "GatewaySettings", "ListenError", "serve"]
 
@@ -71,16 +67,10 @@ class Gateway:
     def __init__(
         self, settings: GatewaySettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.settings = settings
-        self.stats = Stats()
-        self.workers = Workers(settings)
-        self.sessions = SessionTable(settings.max_sessions, settings.session_silent_s)
-        keys = None if settings.keys_file is None else KeyFile(Path(settings.keys_file))
-        self.gatekeeper = Gatekeeper(
-            keys, networks(settings.trusted_proxies), settings.session_secret.encode()
-        )
-        self._tracing = Tracing(make_provider(settings))
-        self.metrics = Metrics(self.stats, self.workers, self.sessions, clock)
+        self.parts = parts = Parts.make(settings, clock)
+        self.settings, self.stats = settings, parts.stats
+        self.workers, self.sessions = parts.workers, parts.sessions
+        self.gatekeeper, self.metrics = parts.gatekeeper, parts.metrics
         self._clock = clock
         self._routes: dict[str, dict[str, Handler]] = {}
         self._proxy: Proxy | None = None
@@ -134,18 +124,7 @@ class Gateway:
             max_queued=self.settings.max_queued_notices,
             stats=self.stats,
         )
-        self._proxy = proxy = Proxy(
-            self.settings,
-            self.workers,
-            self.sessions,
-            self._notifier,
-            self._upstream,
-            self.gatekeeper,
-            self.stats,
-            self.metrics,
-            self._tracing,
-            self._clock,
-        )
+        self._proxy = proxy = Proxy(self.parts, self._upstream, self._notifier)
         passed: dict[str, Handler] = {"GET": proxy.single, "POST": proxy.single}
         self._routes = {
             **dict.fromkeys(self.settings.pass_paths, passed),
@@ -160,7 +139,7 @@ class Gateway:
             "/version": {"GET": self._version},
         }
         self._health_checks = HealthChecks(
-            self.workers, self._probe, self.settings.health_interval_s, self._clock
+            self.workers, self._get, self.settings.health_interval_s, self._clock
         )
         await self._notifier.follow()
         await self._health_checks.follow()
@@ -173,7 +152,7 @@ class Gateway:
         await self._health_checks.stop()
         await self._notifier.stop()
         await self._upstream.close()
-        await asyncio.to_thread(self._tracing.close)
+        await asyncio.to_thread(self.parts.tracing.close)
 
     async def _watch_files(self) -> None:
         keys, files = self.gatekeeper.keys, self.workers.file
@@ -187,10 +166,8 @@ class Gateway:
                 if self._proxy is not None:
                     self._proxy.workers_changed()
 
-    async def _probe(self, worker: Worker) -> int:
-        timeout_s = self.settings.health_timeout_s
-        status, _ = await self._upstream.get(worker, "/health", [], timeout_s)
-        return status
+    async def _get(self, worker: Worker, target: str) -> tuple[int, bytes]:
+        return await self._upstream.get(worker, target, [], self.settings.health_timeout_s)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -207,7 +184,7 @@ class Gateway:
         came = decode_headers(scope["headers"])
         if await admit(self.gatekeeper, scope, came, send) is None:
             return
-        passed = self.gatekeeper.strip(upstream_headers(came, None))
+        passed = self.gatekeeper.strip(upstream_headers(came, is_step_of_session=False))
         headers = [(name, value) for name, value in passed if name != "accept-encoding"]
         reachable = {load.worker_id for load in self.workers.loads(self._clock()) if load.available}
         workers = [worker for worker in self.workers if worker.worker_id in reachable]

@@ -22,8 +22,16 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _SET_BY_CLIENT_LIBRARY = frozenset({"host", "content-length", "expect"})
-OWN_RESPONSE_HEADERS = ("X-SAGA-Worker", "X-SAGA-Route", "X-SAGA-Session-ID")
+OWN_RESPONSE_HEADERS = (
+    "X-SAGA-Worker",
+    "X-SAGA-Route",
+    "X-SAGA-Session-ID",
+    "X-SAGA-Cached-Tokens",
+)
 _OWN_LOWER = frozenset(name.lower().encode() for name in OWN_RESPONSE_HEADERS)
+PRIORITY_HEADER = "x-vllm-priority"
+"""vLLM's: a whole number, lower first. It refuses any but 0 where it serves in another order."""
+_SESSION_HEADERS = frozenset({"x-session-id", "x-smg-routing-key"})
 _HOP_BY_HOP_BYTES = frozenset(name.encode() for name in _HOP_BY_HOP)
 
 
@@ -39,18 +47,17 @@ def _text(value: bytes) -> str:
         return value.decode("latin-1")
 
 
-def upstream_headers(headers: Headers, session_id: str | None) -> Headers:
-    """What a worker gets: end-to-end headers, and the session's id in ``X-Session-ID``.
+def upstream_headers(headers: Headers, *, is_step_of_session: bool) -> Headers:
+    """What any worker gets: the end-to-end headers.
 
-    Without a session an ``X-Session-ID`` of the client's passes as it came.
+    What each engine is told in its own words is left out (:func:`engines.engine_headers`): the
+    priority, and the session where there is one. Without one, the client's own words for it pass.
     """
     left_out = _HOP_BY_HOP | _SET_BY_CLIENT_LIBRARY | _named_by_connection(headers)
-    if session_id is None:
-        return [(name, value) for name, value in headers if name not in left_out]
-    left_out |= {"x-session-id"}
-    passed = [(name, value) for name, value in headers if name not in left_out]
-    passed.append(("X-Session-ID", session_id))
-    return passed
+    left_out |= {PRIORITY_HEADER}
+    if is_step_of_session:
+        left_out |= _SESSION_HEADERS
+    return [(name, value) for name, value in headers if name not in left_out]
 
 
 def downstream_headers(raw: RawHeaders) -> list[tuple[bytes, bytes]]:

@@ -16,7 +16,7 @@ from typing import Any
 from saga_core.errors import SettingsError
 from saga_core.hints import clean
 from saga_gateway.asgi import Scope, Send, send_error
-from saga_gateway.headers import Headers
+from saga_gateway.headers import PRIORITY_HEADER, Headers
 from saga_gateway.routes import Dialect
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,15 @@ TENANT_HEADER = "x-saga-tenant-id"
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 _KEY_PREFIX = "saga-"
 _SCOPED_BYTES = 16
-_FIELDS = {"name": str, "tenant": str, "sha256": str, "max_in_flight": int, "admin": bool}
+_FIELDS = {
+    "name": str,
+    "tenant": str,
+    "sha256": str,
+    "max_in_flight": int,
+    "priority": int,
+    "admin": bool,
+}
+_MAX_PRIORITY = 2**31 - 1
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -37,11 +45,13 @@ class Identity:
     Attributes:
         tenant: whose request it is; None where nobody is told apart.
         max_in_flight: it is refused while so many requests of its tenant are served; 0: never.
+        priority: of its requests where an engine serves by priority; lower goes first.
         admin: it may see how the gateway and its workers are.
     """
 
     tenant: str | None = None
     max_in_flight: int = 0
+    priority: int = 0
     admin: bool = False
 
 
@@ -59,6 +69,7 @@ class KeyFile:
         tenant = "team-a"
         sha256 = "9f86d081884c..."  # `saga key` makes a key, and this entry
         max_in_flight = 50          # optional: refused while the tenant has so many requests
+        priority = 10               # optional: lower goes first, 0 is what it is without this
         admin = false               # optional: may see how the gateway and its workers are
 
     Raises:
@@ -138,7 +149,12 @@ def _read_entry(entry: Any, where: str) -> tuple[str, Identity]:
         raise SettingsError(f"{where}: sha256 must be 64 hexadecimal digits; `saga key` makes them")
     if entry.get("max_in_flight", 0) < 0:
         raise SettingsError(f"{where}: max_in_flight must not be negative; 0: no limit")
-    return digest, Identity(tenant, entry.get("max_in_flight", 0), entry.get("admin", False))
+    priority = entry.get("priority", 0)
+    if abs(priority) > _MAX_PRIORITY:
+        raise SettingsError(f"{where}: priority must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}")
+    return digest, Identity(
+        tenant, entry.get("max_in_flight", 0), priority, entry.get("admin", False)
+    )
 
 
 def new_key(tenant: str) -> tuple[str, str]:
@@ -183,6 +199,17 @@ class Gatekeeper:
             return said
         text = f"{len(identity.tenant)}:{identity.tenant}{said}".encode()
         return hashlib.blake2b(text, digest_size=_SCOPED_BYTES, key=self.secret).hexdigest()
+
+    @staticmethod
+    def priority(identity: Identity, headers: Headers) -> int:
+        """Of a request with these headers: the caller's own word counts where no key says it."""
+        if identity.tenant is not None:
+            return identity.priority
+        said = next((value for name, value in headers if name == PRIORITY_HEADER), "0")
+        try:
+            return max(-_MAX_PRIORITY, min(_MAX_PRIORITY, int(said)))
+        except ValueError:
+            return 0
 
     def strip(self, headers: Headers) -> Headers:
         """What a worker may see: no key of ours, no tenant that a client has named."""

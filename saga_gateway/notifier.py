@@ -36,7 +36,7 @@ class Notifier:
     Notices of a worker arrive in the order in which they were put; those that gather while a
     batch is under way form the next. A full queue drops its oldest notice, a failed batch is not
     sent again: losing a notice does no harm. A worker that answers 404 does not speak the
-    protocol and gets no more of them.
+    protocol and gets no more of them, until it has been down.
     """
 
     def __init__(self, workers: Workers, post: Post, *, max_queued: int, stats: Stats) -> None:
@@ -69,7 +69,7 @@ class Notifier:
     async def _deliver(self, worker: Worker) -> None:
         outbox = self._outboxes[worker.worker_id] = _Outbox(worker)
         try:
-            while worker.takes_notices:
+            while True:
                 await outbox.filled.wait()
                 batch = list(islice(outbox.waiting, _BATCH))
                 for _ in batch:
@@ -90,7 +90,7 @@ class Notifier:
             self._failed(worker, type(error).__name__, len(batch))
             return
         if status == 404:
-            worker.takes_notices = False
+            worker.refuses_notices = True
             logger.info("worker %s has no SAGA control API: it gets no notices", worker.worker_id)
             self._stats.notices_dropped += len(batch)
         elif status >= 300:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import ceil
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import aiohttp
 import orjson
@@ -15,6 +12,7 @@ import orjson
 from saga_core import hints
 from saga_core.hints import HEADERS, Hints
 from saga_core.placement import Route, place
+from saga_gateway.answers import Answer
 from saga_gateway.asgi import (
     BodyTooLargeError,
     ClientGoneError,
@@ -25,17 +23,14 @@ from saga_gateway.asgi import (
     run_until_gone,
     send_error,
 )
+from saga_gateway.exchange import Choice, Exchange, Refusals
 from saga_gateway.headers import Headers, decode_headers, downstream_headers, upstream_headers
-from saga_gateway.identity import Gatekeeper, Identity, admit
-from saga_gateway.metrics import Metrics
+from saga_gateway.identity import Identity, admit
 from saga_gateway.notifier import Notifier
+from saga_gateway.parts import Parts
 from saga_gateway.responses import ResponseHomes, named_response
 from saga_gateway.routes import Dialect, dialect_of, error_event
-from saga_gateway.sessions import Session, SessionTable
-from saga_gateway.settings import GatewaySettings
 from saga_gateway.sse import SideReader, is_event_stream
-from saga_gateway.stats import Stats
-from saga_gateway.tracing import Tracing
 from saga_gateway.upstream import (
     Upstream,
     UpstreamRequest,
@@ -44,10 +39,7 @@ from saga_gateway.upstream import (
     WorkerTimeoutError,
 )
 from saga_gateway.waiting import RoomFullError, WaitingRoom
-from saga_gateway.workers import Outcome, Worker, Workers
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+from saga_gateway.workers import Outcome
 
 logger = logging.getLogger(__name__)
 _requests_log = logging.getLogger("saga_gateway.requests")
@@ -57,45 +49,6 @@ _ATTEMPTS = 2
 _WORKER_FAULTS = frozenset({502, 503, 504})
 
 
-@dataclass(slots=True)
-class _Exchange:
-    """One request on its way: what is sent, whose step it is, and whether that is over.
-
-    Attributes:
-        session: the session that it is a step of; None for any other request.
-        home: the worker that alone can serve it well; None when any can.
-        said_session_id: the session's id in the client's words.
-        began_s, first_s: when its body had come, and the first byte of its answer.
-        span: its span, when there is tracing.
-        status, worker_id: of its response, and of the worker that it was sent to last.
-        is_step: whether its answer is one of a model.
-    """
-
-    request: UpstreamRequest
-    dialect: Dialect
-    tenant: str | None = None
-    session: Session | None = None
-    home: str | None = None
-    said_session_id: str | None = None
-    began_s: float = 0.0
-    first_s: float | None = None
-    span: Span | None = None
-    status: int | None = None
-    worker_id: str | None = None
-    is_step: bool = False
-    final: bool = False
-    over: bool = False
-
-
-@dataclass(slots=True)
-class _Choice:
-    """A place at a worker; ``outcome`` is what its request has shown so far."""
-
-    worker: Worker
-    route: Route
-    outcome: Outcome = Outcome.NOTHING
-
-
 class _NoWorkerError(Exception):
     """No worker is up."""
 
@@ -103,32 +56,21 @@ class _NoWorkerError(Exception):
 class Proxy:
     """Serves requests over the workers."""
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        workers: Workers,
-        sessions: SessionTable,
-        notifier: Notifier,
-        upstream: Upstream,
-        gatekeeper: Gatekeeper,
-        stats: Stats,
-        metrics: Metrics,
-        tracing: Tracing,
-        clock: Callable[[], float],
-    ) -> None:
-        self._settings = settings
-        self._workers = workers
-        self._sessions = sessions
+    def __init__(self, parts: Parts, upstream: Upstream, notifier: Notifier) -> None:
+        self._settings = parts.settings
+        self._workers = parts.workers
+        self._sessions = parts.sessions
+        self._gatekeeper = parts.gatekeeper
+        self._stats = parts.stats
+        self._metrics = parts.metrics
+        self._tracing = parts.tracing
+        self._clock = parts.clock
         self._notifier = notifier
         self._upstream = upstream
-        self._gatekeeper = gatekeeper
-        self._stats = stats
-        self._metrics = metrics
-        self._tracing = tracing
-        self._clock = clock
-        self._responses = ResponseHomes(settings.max_sessions)
-        self._room = WaitingRoom[_Choice](settings.max_queued, self._leave)
-        metrics.watch_queue(self._room)
+        self._refusals = Refusals(parts.settings)
+        self._responses = ResponseHomes(parts.settings.max_sessions)
+        self._room = WaitingRoom[Choice](parts.settings.max_queued, self._leave)
+        parts.metrics.watch_queue(self._room)
 
     async def step(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a step of a session; returns when it is answered or its client has left."""
@@ -195,22 +137,25 @@ class Proxy:
         now_s: float,
         *,
         is_step: bool,
-    ) -> _Exchange:
+    ) -> Exchange:
         said = self._hints(headers)
         session_id = None
         if said.session_id is not None:
             session_id = self._gatekeeper.session_id(caller, said.session_id)
         path, query = scope["path"], scope["query_string"]
         span = self._tracing.begin(path, headers, said)
-        passed = upstream_headers(self._gatekeeper.strip(headers), session_id)
+        in_session = is_step and session_id is not None
+        passed = upstream_headers(self._gatekeeper.strip(headers), is_step_of_session=in_session)
         request = UpstreamRequest(
             target=path + (f"?{query.decode('latin-1')}" if query else ""),
             headers=self._tracing.carry(span, passed),
             body=body,
             method=scope["method"],
+            session_id=session_id if in_session else None,
+            priority=self._gatekeeper.priority(caller, headers),
         )
-        exchange = _Exchange(request, dialect, caller.tenant, span=span, is_step=is_step)
-        if is_step and session_id is not None:
+        exchange = Exchange(request, dialect, caller.tenant, span=span, is_step=is_step)
+        if in_session and session_id is not None:
             exchange.session = self._sessions.begin(session_id, said, now_s)
             exchange.said_session_id = said.session_id
             exchange.final = said.final
@@ -230,7 +175,7 @@ class Proxy:
         self._stats.hints_dropped += dropped
         return said
 
-    async def _exchange(self, exchange: _Exchange, send: Send) -> None:
+    async def _exchange(self, exchange: Exchange, send: Send) -> None:
         """Send the request to a worker, to another one if that is down, and relay the answer."""
         failures: list[str] = []
         down: str | None = None
@@ -242,7 +187,7 @@ class Proxy:
             except RoomFullError:
                 choice = None
             if choice is None:
-                await self._busy(exchange, send)
+                await self._refusals.busy(exchange, send, len(self._room))
                 return
             worker = choice.worker
             try:
@@ -258,13 +203,13 @@ class Proxy:
                 down = worker.worker_id
             except (WorkerTimeoutError, WorkerAnswerError) as error:
                 choice.outcome = Outcome.FAILED
-                await self._refuse(exchange, send, worker, error)
+                await self._refusals.failed(exchange, send, worker, error)
                 return
             finally:
                 self._leave(choice)
-        await self._unavailable(exchange, send, failures)
+        await self._refusals.unavailable(exchange, send, failures)
 
-    async def _wait_for_worker(self, exchange: _Exchange, down: str | None) -> _Choice | None:
+    async def _wait_for_worker(self, exchange: Exchange, down: str | None) -> Choice | None:
         """A worker with room, other than ``down``; None: there was none in time.
 
         Raises:
@@ -284,7 +229,7 @@ class Proxy:
         exchange.worker_id = choice.worker.worker_id
         return choice
 
-    def _choose(self, exchange: _Exchange, down: str | None) -> _Choice | None:
+    def _choose(self, exchange: Exchange, down: str | None) -> Choice | None:
         """Choose a worker, reserve a place there, and make it the session's home.
 
         None: those that could serve the request have no room.
@@ -307,78 +252,35 @@ class Proxy:
             session.home = placement.worker_id
         worker = self._workers[placement.worker_id]
         worker.begin()
-        return _Choice(worker, placement.route)
+        return Choice(worker, placement.route)
 
-    def _leave(self, choice: _Choice) -> None:
+    def _leave(self, choice: Choice) -> None:
         """The place at the worker is free again."""
         choice.worker.end(choice.outcome, self._clock())
         self._room.wake()
 
-    async def _busy(self, exchange: _Exchange, send: Send) -> None:
-        exchange.status = 429
-        await send_error(
-            send,
-            429,
-            f"every worker that could serve this has {self._settings.max_worker_requests} requests "
-            f"(max_worker_requests), and {len(self._room)} wait",
-            code="workers_busy",
-            headers=[(b"retry-after", b"1")],
-            dialect=exchange.dialect,
-        )
-
-    async def _unavailable(self, exchange: _Exchange, send: Send, failures: list[str]) -> None:
-        exchange.status = 502
-        tried = "; ".join(failures) or "all are in back-off after failures"
-        retry = str(max(1, ceil(self._settings.worker_backoff_s))).encode()
-        await send_error(
-            send,
-            502,
-            f"no worker is available ({tried})",
-            code="worker_unavailable",
-            headers=[(b"retry-after", retry)],
-            dialect=exchange.dialect,
-        )
-
-    async def _refuse(
-        self, exchange: _Exchange, send: Send, worker: Worker, error: Exception
-    ) -> None:
-        dialect = exchange.dialect
-        exchange.status = 504 if isinstance(error, WorkerTimeoutError) else 502
-        if isinstance(error, WorkerTimeoutError):
-            first_s, idle_s = self._settings.first_byte_timeout_s, self._settings.idle_timeout_s
-            limit = f"{idle_s:g} s (idle_timeout_s)"
-            if 0.0 < first_s <= idle_s:
-                limit = f"{first_s:g} s (first_byte_timeout_s)"
-            message = f"worker {worker.worker_id} was silent for {limit}"
-            await send_error(send, 504, message, code="worker_timeout", dialect=dialect)
-        else:
-            message = f"worker {worker.worker_id}: {error}"
-            await send_error(send, 502, message, code="worker_bad_answer", dialect=dialect)
-
     async def _relay(
         self,
-        exchange: _Exchange,
+        exchange: Exchange,
         response: aiohttp.ClientResponse,
-        choice: _Choice,
+        choice: Choice,
         send: Send,
     ) -> None:
         """Pass a response on as it comes.
 
+        The head of an answer that has come whole says what the answer says of the cache.
         The step ends when its last byte has come, or a stream says ``[DONE]``, and before the
         client can see that: so the client's next request or event always finds the step ended.
         """
         exchange.status = response.status
-        reader = SideReader(
-            response.headers.get("Content-Type", ""), response.headers.get("Content-Encoding", "")
-        )
-        await send(
-            {
-                "type": "http.response.start",
-                "status": response.status,
-                "headers": self._response_headers(exchange, response, choice),
-            }
-        )
+        content_type = response.headers.get("Content-Type", "")
+        reader = SideReader(content_type, response.headers.get("Content-Encoding", ""))
+        headers = self._response_headers(exchange, response, choice)
+        head = {"type": "http.response.start", "status": response.status, "headers": headers}
         content = response.content
+        head_is_sent = is_event_stream(content_type) or not content.is_eof()
+        if head_is_sent:
+            await send(head)
         while True:
             try:
                 # aiohttp waits for ever when a worker breaks the framing of its chunks.
@@ -386,6 +288,8 @@ class Proxy:
                     data = await content.readany()
             except (aiohttp.ClientError, OSError) as error:
                 choice.outcome = Outcome.FAILED
+                if not head_is_sent:
+                    await send(head)
                 await self._break_off(exchange, response, choice.worker.worker_id, error, send)
                 return
             last = content.at_eof()
@@ -398,13 +302,18 @@ class Proxy:
                 is_fault = response.status in _WORKER_FAULTS
                 choice.outcome = Outcome.FAILED if is_fault else Outcome.SERVED
                 is_read = exchange.is_step and response.status == 200
-                self._end(exchange, reader if is_read else None)
+                answer = self._end(exchange, reader if is_read else None)
+                if not head_is_sent and answer is not None:
+                    headers += _cached_tokens(answer)
+            if not head_is_sent:
+                head_is_sent = True
+                await send(head)
             await send({"type": "http.response.body", "body": data, "more_body": not last})
             if last:
                 return
 
     def _response_headers(
-        self, exchange: _Exchange, response: aiohttp.ClientResponse, choice: _Choice
+        self, exchange: Exchange, response: aiohttp.ClientResponse, choice: Choice
     ) -> list[tuple[bytes, bytes]]:
         headers = downstream_headers(response.raw_headers)
         headers.append((b"x-saga-worker", choice.worker.worker_id.encode()))
@@ -419,7 +328,7 @@ class Proxy:
 
     async def _break_off(
         self,
-        exchange: _Exchange,
+        exchange: Exchange,
         response: aiohttp.ClientResponse,
         worker_id: str,
         error: Exception,
@@ -448,10 +357,10 @@ class Proxy:
         event = b"\n\n" + head + b"data: " + orjson.dumps(content) + b"\n\n"
         await send({"type": "http.response.body", "body": event})
 
-    def _end(self, exchange: _Exchange, reader: SideReader | None) -> None:
+    def _end(self, exchange: Exchange, reader: SideReader | None) -> Answer | None:
         """The exchange is over, once; ``reader`` knows its answer, None when it has none."""
         if exchange.over:
-            return
+            return None
         exchange.over = True
         answer = reader.finish() if reader is not None else None
         if reader is not None and answer is None:
@@ -466,28 +375,22 @@ class Proxy:
             self._metrics.finished(now_s - exchange.began_s, stream_s, tokens)
         self._tracing.end(exchange.span, answer, exchange.status)
         if _requests_log.isEnabledFor(logging.INFO):
-            self._log(exchange, now_s)
+            _requests_log.info("request", extra={"fields": exchange.log_fields(now_s)})
         if exchange.session is None:
-            return
+            return answer
         addressed = self._sessions.end_step(
             exchange.session, answer, final=exchange.final, now_s=now_s
         )
         if addressed is not None:
             self._notifier.put(addressed.worker_id, addressed.notice)
+        return answer
 
-    @staticmethod
-    def _log(exchange: _Exchange, now_s: float) -> None:
-        fields: dict[str, object] = {
-            "path": exchange.request.target.partition("?")[0],
-            "status": exchange.status,
-            "worker": exchange.worker_id,
-            "session": exchange.said_session_id,
-            "tenant": exchange.tenant,
-            "duration_s": round(now_s - exchange.began_s, 4),
-        }
-        if exchange.first_s is not None:
-            fields["first_byte_s"] = round(exchange.first_s - exchange.began_s, 4)
-        _requests_log.info("request", extra={"fields": fields})
+
+def _cached_tokens(answer: Answer) -> list[tuple[bytes, bytes]]:
+    """The header that says how much of the prompt was cached, where the worker has said so."""
+    if answer.usage is None or answer.usage.cached_tokens is None:
+        return []
+    return [(b"x-saga-cached-tokens", str(answer.usage.cached_tokens).encode())]
 
 
 async def _send_too_many(send: Send, caller: Identity, dialect: Dialect) -> None:

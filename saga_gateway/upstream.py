@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import aiohttp
 from yarl import URL
 
+from saga_gateway.engines import engine_headers
 from saga_gateway.headers import Headers
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.stats import Stats
@@ -42,12 +43,18 @@ class WorkerAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """A request as a worker gets it: path with query, end-to-end headers, body."""
+    """A request as a worker gets it: path with query, end-to-end headers, body.
+
+    Attributes:
+        session_id, priority: what the worker's engine is told in its own words.
+    """
 
     target: str
     headers: Headers
     body: bytes
     method: str = "POST"
+    session_id: str | None = None
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -140,7 +147,8 @@ class Upstream:
         request: UpstreamRequest,
         connection: _Connection,
     ) -> aiohttp.ClientResponse:
-        body, headers = request.body, self._with_key(request.headers)
+        told = engine_headers(worker.engine, request.session_id, request.priority)
+        body, headers = request.body, [*self._with_key(request.headers), *told]
         if body or request.method == "POST":
             headers = [*headers, ("Content-Length", str(len(body)))]
         return await session.request(
@@ -155,12 +163,12 @@ class Upstream:
     async def get(
         self, worker: Worker, target: str, headers: Headers, timeout_s: float
     ) -> tuple[int, bytes]:
-        """Status and body of a GET.
+        """Status and body of a GET, on a connection of its own: whether it takes one is asked too.
 
         Raises:
             aiohttp.ClientError, OSError: the worker did not answer in time, or not at all.
         """
-        async with self._pooled.get(
+        async with self._fresh.get(
             URL(worker.base_url + target, encoded=True),
             headers=self._with_key(headers),
             allow_redirects=False,

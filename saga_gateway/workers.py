@@ -14,6 +14,7 @@ from typing import Any
 from saga_core.breaker import Breaker
 from saga_core.errors import SettingsError
 from saga_core.placement import WorkerLoad
+from saga_gateway.engines import Engine
 from saga_gateway.settings import GatewaySettings, worker_address
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,8 @@ class Worker:
         unreachable: it took no connection the last time.
         back_since_s: when it came back.
         draining: it is to go: what it serves it may finish, anything else goes elsewhere.
-        takes_notices: False once it has said that it does not know the control API.
+        engine: what it is; None until it has said so.
+        refuses_notices: it has said that it does not know the control API.
     """
 
     worker_id: str
@@ -59,7 +61,14 @@ class Worker:
     unreachable: bool = False
     back_since_s: float = -inf
     draining: bool = False
-    takes_notices: bool = True
+    engine: Engine | None = None
+    refuses_notices: bool = False
+
+    @property
+    def takes_notices(self) -> bool:
+        """Whether it takes notices, as far as is known."""
+        known = self.engine is None or self.engine.takes_notices
+        return known and not self.refuses_notices
 
     def begin(self) -> None:
         """One more request is in flight."""
@@ -95,6 +104,7 @@ class Worker:
             **asdict(self.load(now_s)),
             "healthy": self.healthy,
             "draining": self.draining,
+            "engine": None if self.engine is None else asdict(self.engine),
             "takes_notices": self.takes_notices,
         }
 
@@ -104,6 +114,7 @@ class Worker:
             # Failures of requests are another matter: those the breaker counts by itself.
             self.back_since_s = now_s
             self.breaker.reset()
+            self.engine, self.refuses_notices = None, False  # It may be another one.
         self.healthy, self.unreachable = True, False
 
 

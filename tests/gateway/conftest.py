@@ -129,6 +129,9 @@ class StandInWorker:
         notify_posts: how often notices were sent to it.
         health_status: how it answers health checks.
         health_checks: how many it got.
+        kind: what it says it is: saga, vllm, vllm-dev, sglang, sglang-old or other.
+        scheduling: the order of its queue.
+        asked: paths at which it was asked what it is.
     """
 
     def __init__(self) -> None:
@@ -139,6 +142,9 @@ class StandInWorker:
         self.notify_posts = 0
         self.health_status = 200
         self.health_checks = 0
+        self.kind = "saga"
+        self.scheduling = "fcfs"
+        self.asked: list[str] = []
         self.models: list[str] = ["m"]
         self.script: Callable[[Exchange], Awaitable[None]] = self._say_hi
         self.connections = 0
@@ -198,14 +204,38 @@ class StandInWorker:
         exchange.body = await reader.readexactly(int(exchange.header("content-length") or 0))
         return exchange
 
+    def _self_portrait(self, path: str) -> dict | None:
+        policy = self.scheduling
+        return {
+            "saga": {
+                "/saga/v1/state": {"enabled": True, "scheduling_policy": policy},
+                "/version": {"version": "0.32.0"},
+            },
+            "vllm": {"/version": {"version": "0.32.0"}},
+            "vllm-dev": {
+                "/server_info": {"vllm_config": {"scheduler_config": {"policy": policy}}},
+                "/version": {"version": "0.32.0"},
+            },
+            "sglang": {"/server_info": {"schedule_policy": "lpm", "version": "0.5.9"}},
+            "sglang-old": {"/get_server_info": {"schedule_policy": "lpm", "version": "0.4.1"}},
+        }.get(self.kind, {}).get(path)
+
     async def _answer(self, exchange: Exchange) -> None:
-        if exchange.target.startswith("/saga/"):
+        path = exchange.target.partition("?")[0]
+        if path in ("/saga/v1/state", "/server_info", "/get_server_info", "/version"):
+            self.asked.append(path)
+            content = self._self_portrait(path)
+            await exchange.answer(content or {}, status=200 if content else 404)
+        elif exchange.target.startswith("/saga/"):
             self.notify_posts += 1
             if self.notify_status == 200:
                 self.notices += json.loads(exchange.body)["notices"]
             await exchange.answer({}, status=self.notify_status)
         elif exchange.target.startswith("/v1/models"):
-            data = [{"id": name, "object": "model", "by": self.worker_id} for name in self.models]
+            own = {"object": "model", "by": self.worker_id}
+            if self.kind in ("vllm", "saga"):
+                own["owned_by"] = "vllm"
+            data = [{"id": name, **own} for name in self.models]
             await exchange.answer({"object": "list", "data": data})
         elif exchange.target == "/health":
             self.health_checks += 1

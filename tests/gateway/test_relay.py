@@ -205,11 +205,13 @@ async def test_models_are_merged(gateway2, workers):
     assert response.json()["error"]["code"] == "worker_unavailable"
 
 
-async def test_health_shows_the_workers(gateway2, workers):
+async def test_health_shows_the_workers(gateway2, workers, eventually):
+    await eventually(lambda: all(worker.engine is not None for worker in gateway2.app.workers))
+    engine = {"kind": "saga", "version": "0.32.0", "takes_priority": False}
     content = (await gateway2.client.get("/health")).json()
     assert content["status"] == "ok"
     assert content["workers"] == [
         {"worker_id": worker.worker_id, "in_flight": 0, "available": True, "weight": 1.0}
-        | {"healthy": True, "draining": False, "takes_notices": True}
+        | {"healthy": True, "draining": False, "engine": engine, "takes_notices": True}
         for worker in workers
     ]

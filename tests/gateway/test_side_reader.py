@@ -123,7 +123,7 @@ def test_json_answer():
         "usage": {"prompt_tokens": 40, "completion_tokens": 9, "prompt_tokens_details": None},
     }
     text = json.dumps(content).encode()
-    expected = Answer(("read_file",), "tool_calls", Usage(40, 9, 0))
+    expected = Answer(("read_file",), "tool_calls", Usage(40, 9, None))
     for size in (1, 7, len(text)):
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         assert read(pieces, "application/json") == expected

@@ -60,7 +60,7 @@ async def traced(start_gateway, worker, collector, monkeypatch):
     gateway = await start_gateway(worker, otlp_endpoint=collector.url)
 
     async def flush():
-        await asyncio.to_thread(gateway.app._tracing._provider.force_flush)
+        await asyncio.to_thread(gateway.app.parts.tracing._provider.force_flush)
 
     gateway.flush = flush
     return gateway

@@ -1,0 +1,53 @@
+"""What a gateway is made of before it opens a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from saga_gateway.identity import Gatekeeper, KeyFile, networks
+from saga_gateway.metrics import Metrics
+from saga_gateway.sessions import SessionTable
+from saga_gateway.settings import GatewaySettings
+from saga_gateway.stats import Stats
+from saga_gateway.tracing import Tracing, make_provider
+from saga_gateway.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts that outlive every request; ``clock`` gives monotonic seconds."""
+
+    settings: GatewaySettings
+    clock: Callable[[], float]
+    workers: Workers
+    sessions: SessionTable
+    gatekeeper: Gatekeeper
+    stats: Stats
+    metrics: Metrics
+    tracing: Tracing
+
+    @classmethod
+    def make(cls, settings: GatewaySettings, clock: Callable[[], float]) -> Parts:
+        """As the settings say.
+
+        Raises:
+            SettingsError: a file that they name is wrong, or a package that they need is missing.
+        """
+        workers, stats = Workers(settings), Stats()
+        sessions = SessionTable(settings.max_sessions, settings.session_silent_s)
+        keys = None if settings.keys_file is None else KeyFile(Path(settings.keys_file))
+        gatekeeper = Gatekeeper(
+            keys, networks(settings.trusted_proxies), settings.session_secret.encode()
+        )
+        return cls(
+            settings,
+            clock,
+            workers,
+            sessions,
+            gatekeeper,
+            stats,
+            Metrics(stats, workers, sessions, clock),
+            Tracing(make_provider(settings)),
+        )
