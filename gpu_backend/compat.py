@@ -77,7 +77,7 @@ RETENTION = (
         has="request_id session_id status arrival_time block_hashes num_tokens num_prompt_tokens "
         "num_computed_tokens num_preemptions output_token_ids is_finished",
     ),
-    Symbol("vllm.v1.request:RequestStatus", has="RUNNING FINISHED_LENGTH_CAPPED"),
+    Symbol("vllm.v1.request:RequestStatus", has="RUNNING FINISHED_LENGTH_CAPPED FINISHED_ABORTED"),
     # Where we are switched on.
     Symbol("vllm.config.scheduler:SchedulerConfig.get_scheduler_cls", takes="self"),
     Symbol("vllm.v1.engine.core:EngineCore.__init__", uses="get_scheduler_cls"),

@@ -129,7 +129,8 @@ class SagaEndpoint:
             return _unauthorized()
         try:
             sessions = int(_number(request, "sessions", 0, 0, MAX_SESSIONS))
-            return _json(await self._feed.now(sessions))
+            steps = bool(_number(request, "steps", 0, 0, 1))
+            return _json(await self._feed.now(sessions, steps=steps))
         except EngineSilent as error:
             return _error(503, str(error))
         except SagaError as error:
@@ -142,10 +143,11 @@ class SagaEndpoint:
         try:
             interval_s = _number(request, "interval_s", 1.0, MIN_INTERVAL_S, MAX_INTERVAL_S)
             sessions = int(_number(request, "sessions", 0, 0, MAX_SESSIONS))
+            steps = bool(_number(request, "steps", 0, 0, 1))
         except SagaError as error:
             return _error(422, str(error))
         states = self._feed.watch(
-            interval_s=interval_s, sessions=sessions, stopping=self._is_stopping
+            interval_s=interval_s, sessions=sessions, stopping=self._is_stopping, steps=steps
         )
         try:
             first = await anext(states)

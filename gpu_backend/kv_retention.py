@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -17,6 +19,7 @@ from saga_core.settings import RetentionSettings
 
 _MIN_PREFILL_TOKENS = 64
 _PREFILL_DECAY = 0.99
+_STEPS_KEPT = 256
 
 
 @dataclass(slots=True)
@@ -51,6 +54,62 @@ class Counters:
     pinned_block_s: float = 0.0
     notices: int = 0
     unknown_sessions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A request of a session that has been answered.
+
+    Attributes:
+        engine: tells the engines of a worker apart; another one after each start.
+        number: of the engine's such requests, from 0.
+        cached_tokens: of the prompt, found in any tier.
+    """
+
+    engine: str
+    number: int
+    session_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+@dataclass(slots=True)
+class FinishedSteps:
+    """The latest of them, for who did not see the answers' token counts."""
+
+    _engine: str = field(default_factory=lambda: secrets.token_hex(4))
+    _count: int = 0
+    _latest: deque[FinishedStep] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
+    # Of the requests under way: what each found cached when it was first admitted.
+    _cached_tokens: dict[str, int] = field(default_factory=dict)
+
+    def admitted(self, request_id: str, cached_tokens: int) -> None:
+        """A session's request runs; when it was preempted before, the first time counts."""
+        self._cached_tokens.setdefault(request_id, cached_tokens)
+
+    def ended(
+        self,
+        request_id: str,
+        session_id: str,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        is_answered: bool,
+    ) -> None:
+        """A session's request is over; one that was given up is not told of."""
+        cached_tokens = self._cached_tokens.pop(request_id, 0)
+        if is_answered:
+            number, self._count = self._count, self._count + 1
+            self._latest.append(
+                FinishedStep(
+                    self._engine, number, session_id, prompt_tokens, cached_tokens, output_tokens
+                )
+            )
+
+    def state(self) -> list[dict[str, object]]:
+        """The latest as JSON can hold them."""
+        return [asdict(step) for step in self._latest]
 
 
 @dataclass(slots=True)
@@ -100,6 +159,7 @@ class KVRetention:
     prefetcher: Prefetcher | None = field(init=False, default=None)
     shadow: ShadowCache | None = field(init=False, default=None)
     prefill_rate: PrefillRate = field(init=False, default_factory=PrefillRate)
+    finished_steps: FinishedSteps = field(init=False, default_factory=FinishedSteps)
     _copy: Callable[[Key, int], None] = field(init=False)
     _loaded: Callable[[], tuple[int, float]] = field(init=False)
     # Blocks that the policy has just chosen, with who held them, until they are evicted.

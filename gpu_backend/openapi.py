@@ -6,7 +6,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from gpu_backend.kv_retention import Counters
+from gpu_backend.kv_retention import Counters, FinishedStep
 from gpu_backend.state_feed import MAX_INTERVAL_S, MAX_SESSIONS, MIN_INTERVAL_S, VERSION
 from saga_core.hints import MAX_VALUE_CHARS
 from saga_core.notices import MAX_NOTICES
@@ -42,6 +42,7 @@ def _paths() -> dict[str, Any]:
     sessions = _query(
         "sessions", "integer", 0, MAX_SESSIONS, 0, "list so many sessions, those with most tokens"
     )
+    steps = _query("steps", "integer", 0, 1, 0, "1: list the latest requests of sessions")
     interval_s = _query(
         "interval_s", "number", MIN_INTERVAL_S, MAX_INTERVAL_S, 1, "seconds between events at most"
     )
@@ -70,7 +71,7 @@ def _paths() -> dict[str, Any]:
                 "operationId": "getState",
                 "summary": "What the worker holds, and its counters",
                 "security": _BEARER,
-                "parameters": [sessions],
+                "parameters": [sessions, steps],
                 "responses": {
                     "200": {"description": "the state now", "content": state},
                     **_failures("a parameter is out of its range"),
@@ -85,7 +86,7 @@ def _paths() -> dict[str, Any]:
                 "the end `event: error` with an Error where the engine no longer answers. A slow "
                 "reader misses states in between.",
                 "security": _BEARER,
-                "parameters": [interval_s, sessions],
+                "parameters": [interval_s, sessions, steps],
                 "responses": {
                     "200": {
                         "description": "events, until the client leaves or the server stops",
@@ -190,6 +191,7 @@ def _state_schemas() -> dict[str, Any]:
                 "ghost_blocks": count,
                 "counters": {"type": "object", "properties": counters},
                 "sessions": {"type": "array", "items": _ref("Session")},
+                "last_steps": {"type": "array", "items": _ref("FinishedStep")},
                 "host": {
                     "type": "object",
                     "properties": {
@@ -211,6 +213,19 @@ def _state_schemas() -> dict[str, Any]:
                         "counters": {"type": "object", "additionalProperties": count},
                     },
                 },
+            },
+        },
+        "FinishedStep": {
+            "type": "object",
+            "description": "a request of a session that has been answered",
+            "required": [each.name for each in fields(FinishedStep)],
+            "properties": {
+                "engine": {"type": "string", "description": "tells engines and starts apart"},
+                "number": {**count, "description": "of the engine's such requests"},
+                "session_id": {"type": "string"},
+                "prompt_tokens": count,
+                "cached_tokens": {**count, "description": "of the prompt, in any tier"},
+                "output_tokens": count,
             },
         },
         "Session": {

@@ -108,7 +108,7 @@ class SagaSchedulerMixin:
 
         ``notify``: the body of a notice. ``tick``: time has passed on an idle engine; answered with
         ``wake_in_s``, after which it is to come again at the latest, or null. ``sessions``: list so
-        many, those with the most tokens.
+        many, those with the most tokens. ``steps``: list the latest requests of sessions.
 
         Raises:
             NoticeError: the body is malformed; nothing is changed.
@@ -130,6 +130,7 @@ class SagaSchedulerMixin:
                 "gave_way": self._saga_preemption.total_preempted if self._saga_preemption else 0,
             },
             **self.saga.state(num_sessions=int(message.get("sessions", 0))),
+            **({"last_steps": self.saga.finished_steps.state()} if message.get("steps") else {}),
         }
 
     # Internals
@@ -260,6 +261,11 @@ class SagaSchedulerMixin:
         new_blocks = allocate(request, *args, **kwargs)
         if new_blocks is not None:
             self._saga_guard(lambda saga: self._saga_admitted_to_shadow(saga, request), None)
+            if request.session_id is not None:
+                self._saga_guard(
+                    lambda saga: saga.finished_steps.admitted(request.request_id, cached_tokens),
+                    None,
+                )
             self._saga_guard(
                 lambda saga: saga.admitted(
                     session_id=request.session_id,
@@ -324,6 +330,15 @@ class SagaSchedulerMixin:
         With a step in flight that may still write them that is later: until then they are nobody's
         to give up.
         """
+        is_own = self._saga_replay is not None and self._saga_replay.is_own(request.request_id)
+        if not is_own and request.session_id is not None and request.is_finished():
+            saga.finished_steps.ended(
+                request.request_id,
+                request.session_id,
+                prompt_tokens=request.num_prompt_tokens,
+                output_tokens=len(request.output_token_ids),
+                is_answered=request.status is not RequestStatus.FINISHED_ABORTED,
+            )
         if saga.index is None and saga.shadow is None:
             return
         pool = self.kv_cache_manager.block_pool
@@ -331,7 +346,7 @@ class SagaSchedulerMixin:
         blocks = _in_chain_order([group for group in groups if group and _is_of(pool, group[-1])])
         release: Callable[[KVRetention], None]
         replay = self._saga_replay
-        if replay is not None and replay.is_own(request.request_id):
+        if replay is not None and is_own:
             release = functools.partial(_ended_own, replay=replay, request=request, blocks=blocks)
         else:
             release = functools.partial(

@@ -47,15 +47,16 @@ class StateFeed:
         self._polled_s = -math.inf
         self._state: Answer | None = None
         self._error: str | None = None
-        self._watched: list[int] = []
+        self._watched: list[tuple[int, bool]] = []
 
-    async def now(self, sessions: int) -> Answer:
-        """The state at this moment, with the ``sessions`` that hold most.
+    async def now(self, sessions: int, *, steps: bool = False) -> Answer:
+        """The state at this moment, with the ``sessions`` that hold most, and the latest steps.
 
         Raises:
             EngineSilent: the engine gives no answer.
         """
-        return trimmed(merged(await self._ask({"sessions": sessions})), sessions)
+        state = merged(await self._ask({"sessions": sessions, "steps": steps}))
+        return trimmed(state, sessions, steps=steps)
 
     async def recent(self, max_age_s: float, patience_s: float = PATIENCE_S) -> Answer:
         """A state at most so old; one that is older when the engine needs longer to answer.
@@ -70,7 +71,12 @@ class StateFeed:
         return self._state
 
     async def watch(
-        self, *, interval_s: float, sessions: int, stopping: Callable[[], bool]
+        self,
+        *,
+        interval_s: float,
+        sessions: int,
+        stopping: Callable[[], bool],
+        steps: bool = False,
     ) -> AsyncIterator[Answer]:
         """The state now, then at each change and at the latest every ``interval_s`` seconds.
 
@@ -81,10 +87,10 @@ class StateFeed:
             EngineSilent: the engine gives no answer.
         """
         period_s = min(POLL_S, interval_s)
-        self._watched.append(sessions)
+        self._watched.append((sessions, steps))
         began_s = self._clock()
         try:
-            sent, sent_s = await self.now(sessions), self._clock()
+            sent, sent_s = await self.now(sessions, steps=steps), self._clock()
             yield sent
             while not stopping():
                 # Begun now and read when the time has come: the engine holds no reader up.
@@ -95,14 +101,14 @@ class StateFeed:
                 if self._polled_s >= began_s:  # Else it was asked for other watchers.
                     if self._state is None:
                         raise EngineSilent(self._error)
-                    state = trimmed(self._state, sessions)
+                    state = trimmed(self._state, sessions, steps=steps)
                 now_s = self._clock()
                 is_due = now_s + period_s > sent_s + interval_s
                 if is_due or _essence(state) != _essence(sent):
                     sent, sent_s = state, now_s
                     yield state
         finally:
-            self._watched.remove(sessions)
+            self._watched.remove((sessions, steps))
 
     def _start_poll(self) -> asyncio.Task[None]:
         """The poll that is under way; a new one when there is none."""
@@ -113,7 +119,9 @@ class StateFeed:
     async def _poll_once(self) -> None:
         asked_s = self._clock()
         try:
-            answers = await self._ask({"sessions": max(self._watched, default=0)})
+            sessions = max((sessions for sessions, _ in self._watched), default=0)
+            steps = any(steps for _, steps in self._watched)
+            answers = await self._ask({"sessions": sessions, "steps": steps})
             self._state, self._error = merged(answers), None
         except EngineSilent as error:
             self._state, self._error = None, str(error)
@@ -132,8 +140,13 @@ def merged(states: Sequence[Answer]) -> Answer:
     return state
 
 
-def trimmed(state: Answer, sessions: int) -> Answer:
-    """The state with no more sessions than so many, those that hold most tokens first."""
+def trimmed(state: Answer, sessions: int, *, steps: bool) -> Answer:
+    """The state with no more sessions than so many, those that hold most tokens first.
+
+    Without ``steps`` there are none in it, whoever else asked for them.
+    """
+    if not steps:
+        state = {name: value for name, value in state.items() if name != "last_steps"}
     listed = state.get("sessions")
     if not isinstance(listed, list):
         return state

@@ -322,7 +322,7 @@ async def test_when_nobody_watches_nobody_asks(start: Start) -> None:
     assert len(worker.engine.messages) == asked
     async with worker.client() as client:  # Its number of sessions is forgotten too.
         await client.get("/metrics")
-    assert worker.engine.messages[-1] == {"sessions": 0}
+    assert worker.engine.messages[-1] == {"sessions": 0, "steps": False}
 
 
 async def test_a_watcher_that_leaves_while_it_does_not_read_is_let_go(start: Start) -> None:
@@ -430,3 +430,20 @@ async def test_settings_that_cannot_be_leave_the_server_up_and_unticked(
     worker = await start()
     await worker.clock.advance(3.0)
     assert worker.engine.messages == []
+
+
+# Steps
+
+
+async def test_steps_are_told_to_those_who_ask(start: Start) -> None:
+    worker = await start()
+    step = {"engine": "e", "number": 0, "session_id": "s", "prompt_tokens": 7}
+    worker.engine.states[0]["last_steps"] = [step]
+    async with worker.client() as client:
+        told = (await client.get("/saga/v1/state?steps=1")).json()
+        silent = (await client.get("/saga/v1/state")).json()
+        wrong = await client.get("/saga/v1/state?steps=2")
+    assert told["last_steps"] == [step]
+    assert "last_steps" not in silent
+    assert (wrong.status_code, "steps" in wrong.text) == (422, True)
+    assert [message["steps"] for message in worker.engine.messages] == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -371,3 +372,62 @@ def test_the_state_says_what_the_scheduler_costs(make_engine: MakeEngine, policy
     scheduler = engine.scheduler.saga_control({})["scheduler"]
     assert scheduler["steps"] == steps
     assert scheduler["cpu_s"] > 0.0
+
+
+def _last_steps(engine: Engine) -> list[dict[str, Any]]:
+    state = engine.scheduler.saga_control({"steps": True})
+    steps: list[dict[str, Any]] = json.loads(json.dumps(state))["last_steps"]
+    return steps
+
+
+@pytest.mark.parametrize("policy", ["saga", "vllm"])
+def test_answered_requests_of_sessions_are_told_with_their_tokens(
+    make_engine: MakeEngine, policy: str
+) -> None:
+    engine, rng = make_engine(200, policy), random.Random(3)
+    prompt = _tokens(rng, 4)
+    engine.run(prompt, session_id="a", output_tokens=3)
+    engine.run(_tokens(rng, 2))  # Of no session.
+    engine.run([*prompt, 1, 2], session_id="a", output_tokens=5)
+    gone = engine.add(_tokens(rng, 2), session_id="b", output_tokens=50)
+    engine.step()
+    engine.abort(gone)
+    for _ in engine.steps():
+        pass
+    first, second = _last_steps(engine)
+    assert first == {
+        "engine": first["engine"],
+        "number": 0,
+        "session_id": "a",
+        "prompt_tokens": 4 * BLOCK_TOKENS,
+        "cached_tokens": 0,
+        "output_tokens": 3,
+    }
+    expected = {"number": 1, "prompt_tokens": 4 * BLOCK_TOKENS + 2, "output_tokens": 5}
+    assert second == {**first, **expected, "cached_tokens": 4 * BLOCK_TOKENS}
+    assert "last_steps" not in engine.scheduler.saga_control({})
+    assert not engine.saga.finished_steps._cached_tokens
+
+
+def test_a_preempted_request_is_told_once_with_what_it_found_at_first(
+    make_engine: MakeEngine,
+) -> None:
+    engine, rng = make_engine(12, "saga"), random.Random(4)
+    requests = [
+        engine.add(_tokens(rng, 4), session_id=f"s{n}", output_tokens=3 * BLOCK_TOKENS)
+        for n in range(2)
+    ]
+    for _ in engine.steps():
+        pass
+    assert any(request.num_preemptions for request in requests)
+    steps = {step["session_id"]: step for step in _last_steps(engine)}
+    assert sorted(steps) == ["s0", "s1"]
+    assert [step["cached_tokens"] for step in steps.values()] == [0, 0]
+    assert {step["output_tokens"] for step in steps.values()} == {3 * BLOCK_TOKENS}
+
+
+def test_only_the_latest_steps_are_kept(make_engine: MakeEngine) -> None:
+    engine = make_engine(50, "vllm")
+    for number in range(300):
+        engine.run([number, 1], session_id="s")
+    assert [step["number"] for step in _last_steps(engine)] == list(range(44, 300))
