@@ -33,6 +33,8 @@ others are ours: a shell call of a coding agent for ``other``, minutes for a per
 _GENERATION = 512
 _ENOUGH = 8
 _BATCH = 64
+_STALE = 16
+_MAX_ASKED = 16
 _RELATIVE_ERROR = 0.02
 
 
@@ -48,6 +50,9 @@ class Quantiles:
         self._recent = DDSketch(_RELATIVE_ERROR)
         self._before: DDSketch | None = None
         self._added: list[float] = []
+        # Numbers that have come so far, and by quantile: how many had when it was worked out.
+        self._total = 0
+        self._asked: dict[float, tuple[int, float | None]] = {}
 
     def __len__(self) -> int:
         self._take_in()
@@ -56,6 +61,7 @@ class Quantiles:
 
     def add(self, value: float) -> None:
         """Add one number."""
+        self._total += 1
         self._added.append(value)
         if len(self._added) >= _BATCH:
             self._take_in()
@@ -64,12 +70,27 @@ class Quantiles:
         """Add all that ``other`` holds; what that one answers is not changed."""
         self._take_in()
         other._take_in()
+        self._total += len(other)
+        self._asked.clear()
         for sketch in (other._before, other._recent):
             if sketch is not None and sketch.count:
                 self._recent.merge(sketch)
 
     def quantile(self, q: float) -> float | None:
-        """The value below which a share ``q`` (0 to 1) lies; None before the first number."""
+        """The value below which a share ``q`` (0 to 1) lies; None before the first number.
+
+        It is worked out anew when a sixteenth more numbers have come.
+        """
+        asked = self._asked.get(q)
+        if asked is not None and self._total - asked[0] <= asked[0] // _STALE:
+            return asked[1]
+        value = self._quantile(q)
+        self._asked[q] = (self._total, value)
+        if len(self._asked) > _MAX_ASKED:
+            self._asked.clear()
+        return value
+
+    def _quantile(self, q: float) -> float | None:
         self._take_in()
         if self._before is None:
             value = self._recent.get_quantile_value(q)
@@ -87,9 +108,14 @@ class Quantiles:
             self._recent.add(value)
         self._added.clear()
 
+    @property
+    def are_enough(self) -> bool:
+        """Whether eight numbers have come."""
+        return self._total >= _ENOUGH
+
     def cuts(self, count: int) -> tuple[float, ...]:
         """The ``count`` values that part the numbers into equally many; () before eight numbers."""
-        if len(self) < _ENOUGH:
+        if not self.are_enough:
             return ()
         found = (self.quantile((k + 1) / (count + 1)) for k in range(count))
         return tuple(value for value in found if value is not None)
@@ -100,15 +126,15 @@ class Quantiles:
         Residual life: (T - age) given T > age. None when no number exceeds ``age_s``.
         """
         low, high = 0.0, 1.0
-        if (self.quantile(1.0) or 0.0) <= age_s:
+        if (self._quantile(1.0) or 0.0) <= age_s:
             return None
         for _ in range(12):
             middle = 0.5 * (low + high)
-            if (self.quantile(middle) or 0.0) <= age_s:
+            if (self._quantile(middle) or 0.0) <= age_s:
                 low = middle
             else:
                 high = middle
-        value = self.quantile(1.0 - (1.0 - q) * (1.0 - high))
+        value = self._quantile(1.0 - (1.0 - q) * (1.0 - high))
         return None if value is None else max(0.0, value - age_s)
 
 
@@ -148,7 +174,7 @@ class PauseDurations:
         Past everything seen it answers ``age_s`` again: long pauses have heavy tails.
         """
         quantiles = self._quantiles.get(key)
-        if quantiles is None or len(quantiles) < _ENOUGH:
+        if quantiles is None or not quantiles.are_enough:
             return max(PRIOR_P50_S[prior] - age_s, 0.0) or age_s
         left_s = quantiles.remaining_s(age_s, q)
         return age_s if left_s is None else left_s
@@ -158,4 +184,4 @@ class PauseDurations:
         if quantiles is None:
             return prior_s
         value = quantiles.quantile(q) or 0.0
-        return value if len(quantiles) >= _ENOUGH else max(prior_s, value)
+        return value if quantiles.are_enough else max(prior_s, value)
