@@ -29,11 +29,12 @@ from saga_gateway.asgi import (
     send_error,
     send_json,
 )
+from saga_gateway.discovery import Discovery
 from saga_gateway.events import EventError, EventKind, parse_events
 from saga_gateway.headers import OWN_RESPONSE_HEADERS, decode_headers, upstream_headers
 from saga_gateway.health import HealthChecks
 from saga_gateway.http import bounded
-from saga_gateway.identity import admit, client_of, is_loopback
+from saga_gateway.identity import KeyFile, admit, client_of, is_loopback
 from saga_gateway.logs import set_up
 from saga_gateway.metrics import CONTENT_TYPE as METRICS_TYPE
 from saga_gateway.models import merged_models
@@ -43,6 +44,8 @@ from saga_gateway.proxy import Proxy
 from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS, response_method
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.upstream import Upstream
+from saga_gateway.usage import UsageDesk
+from saga_gateway.worker_state import WorkerStates
 from saga_gateway.workers import Worker
 
 __all__ = ["Gateway", "GatewaySettings", "ListenError", "serve"]
@@ -124,7 +127,14 @@ class Gateway:
             max_queued=self.settings.max_queued_notices,
             stats=self.stats,
         )
-        self._proxy = proxy = Proxy(self.parts, self._upstream, self._notifier)
+        self._desk = desk = UsageDesk(self._clock)
+        self._states = WorkerStates(
+            self.workers,
+            self._upstream.watch,
+            lambda worker_id, step: desk.tell(worker_id, step.session_id, step.usage),
+            desk.give_up,
+        )
+        self._proxy = proxy = Proxy(self.parts, self._upstream, self._notifier, self._states, desk)
         passed: dict[str, Handler] = {"GET": proxy.single, "POST": proxy.single}
         self._routes = {
             **dict.fromkeys(self.settings.pass_paths, passed),
@@ -143,28 +153,37 @@ class Gateway:
         )
         await self._notifier.follow()
         await self._health_checks.follow()
-        self._file_watch = asyncio.create_task(self._watch_files())
+        await self._states.follow()
+        watched = [self._watch_source(source) for source in self.workers.sources]
+        if self.gatekeeper.keys is not None:
+            watched.append(self._watch_keys(self.gatekeeper.keys))
+        self._watching = [asyncio.create_task(each) for each in watched]
 
     async def shutdown(self) -> None:
         """Stop delivering notices and checks, and close the connections to the workers."""
-        self._file_watch.cancel()
-        await asyncio.gather(self._file_watch, return_exceptions=True)
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         await self._health_checks.stop()
+        await self._states.stop()
+        self._desk.close()
         await self._notifier.stop()
         await self._upstream.close()
         await asyncio.to_thread(self.parts.tracing.close)
 
-    async def _watch_files(self) -> None:
-        keys, files = self.gatekeeper.keys, self.workers.file
-        while keys is not None or files is not None:
+    async def _watch_keys(self, keys: KeyFile) -> None:
+        while True:
             await asyncio.sleep(self.settings.reload_s)
-            if keys is not None:
-                keys.reload()
-            if self.workers.reload():
-                await self._notifier.follow()
-                await self._health_checks.follow()
-                if self._proxy is not None:
-                    self._proxy.workers_changed()
+            keys.reload()
+
+    async def _watch_source(self, source: Discovery) -> None:
+        async for found in source.changes():
+            self.workers.found(source, found)
+            await self._notifier.follow()
+            await self._health_checks.follow()
+            await self._states.follow()
+            if self._proxy is not None:
+                self._proxy.workers_changed()
 
     async def _get(self, worker: Worker, target: str) -> tuple[int, bytes]:
         return await self._upstream.get(worker, target, [], self.settings.health_timeout_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 import orjson
@@ -47,23 +47,30 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def run_until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Run ``work``, and cancel it as soon as the client leaves.
+async def run_until_gone(receive: Receive, work: Awaitable[None]) -> bool:
+    """Await ``work``, and cancel it as soon as the client leaves.
 
     To be called when the body has been read. Returns whether ``work`` ran to its end.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+    task = asyncio.current_task()
+    assert task is not None
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        await _gone(receive)
+        left = True
+        task.cancel()
+
+    watcher = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
-    if task.cancelled():
+        await work
+    except asyncio.CancelledError:
+        if not left or task.uncancel():
+            raise  # Somebody else wants it to end.
         return False
-    task.result()
+    finally:
+        watcher.cancel()
     return True
 
 

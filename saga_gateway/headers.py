@@ -32,7 +32,10 @@ _OWN_LOWER = frozenset(name.lower().encode() for name in OWN_RESPONSE_HEADERS)
 PRIORITY_HEADER = "x-vllm-priority"
 """vLLM's: a whole number, lower first. It refuses any but 0 where it serves in another order."""
 _SESSION_HEADERS = frozenset({"x-session-id", "x-smg-routing-key"})
+_LEFT_OUT = _HOP_BY_HOP | _SET_BY_CLIENT_LIBRARY | {PRIORITY_HEADER}
+_LEFT_OUT_OF_STEP = _LEFT_OUT | _SESSION_HEADERS
 _HOP_BY_HOP_BYTES = frozenset(name.encode() for name in _HOP_BY_HOP)
+_NOT_DOWNSTREAM = _HOP_BY_HOP_BYTES | _OWN_LOWER
 
 
 def decode_headers(raw: RawHeaders) -> Headers:
@@ -53,17 +56,15 @@ def upstream_headers(headers: Headers, *, is_step_of_session: bool) -> Headers:
     What each engine is told in its own words is left out (:func:`engines.engine_headers`): the
     priority, and the session where there is one. Without one, the client's own words for it pass.
     """
-    left_out = _HOP_BY_HOP | _SET_BY_CLIENT_LIBRARY | _named_by_connection(headers)
-    left_out |= {PRIORITY_HEADER}
-    if is_step_of_session:
-        left_out |= _SESSION_HEADERS
+    left_out = _LEFT_OUT_OF_STEP if is_step_of_session else _LEFT_OUT
+    left_out |= _named_by_connection(headers)
     return [(name, value) for name, value in headers if name not in left_out]
 
 
 def downstream_headers(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
     """What the client gets of a worker's headers: end-to-end ones, never both lengths."""
     lowered = [(name.lower(), value) for name, value in raw]
-    left_out = _HOP_BY_HOP_BYTES | _OWN_LOWER
+    left_out = _NOT_DOWNSTREAM
     for name, value in lowered:
         if name == b"connection":
             left_out |= {token.strip().lower() for token in value.split(b",")}

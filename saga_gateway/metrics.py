@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from saga_gateway.answers import Usage
 from saga_gateway.sessions import SessionTable
 from saga_gateway.stats import Stats
 from saga_gateway.workers import Workers
@@ -59,10 +60,19 @@ class Metrics:
         )
         self._per_token = Histogram(
             "saga_gateway_time_per_output_token_seconds",
-            "of a stream that tells its usage: first to last byte ÷ tokens after the first",
+            "of a stream whose tokens are known: first to last byte ÷ tokens after the first",
             registry=self._registry,
             buckets=_TOKEN_SECONDS,
         )
+        tokens = Counter(
+            "saga_gateway_tokens",
+            "tokens of the answers whose counts are known; cached are a part of prompt",
+            ("kind",),
+            registry=self._registry,
+        )
+        self._prompt_tokens = tokens.labels("prompt")
+        self._cached_tokens = tokens.labels("cached")
+        self._completion_tokens = tokens.labels("completion")
         self._wait = Histogram(
             "saga_gateway_queue_wait_seconds",
             "how long a request waited for a worker with room",
@@ -72,15 +82,24 @@ class Metrics:
         self._queue = Gauge(
             "saga_gateway_queued", "requests that wait for a worker", registry=self._registry
         )
+        # To look a series up by its labels costs more than to count.
+        self._answered: dict[tuple[str, int], Counter] = {}
+        self._routed: dict[str, Counter] = {}
         self._registry.register(_State(stats, workers, sessions, clock))
 
     def answered(self, path: str, status: int) -> None:
         """A request was answered with this status; ``path`` is one of the gateway's."""
-        self._responses.labels(path, status).inc()
+        series = self._answered.get((path, status))
+        if series is None:
+            series = self._answered[path, status] = self._responses.labels(path, status)
+        series.inc()
 
     def routed(self, reason: str) -> None:
         """A request was sent to a worker for this reason."""
-        self._routes.labels(reason).inc()
+        series = self._routed.get(reason)
+        if series is None:
+            series = self._routed[reason] = self._routes.labels(reason)
+        series.inc()
 
     def waited(self, seconds: float) -> None:
         """A request has found a worker with room."""
@@ -94,17 +113,22 @@ class Metrics:
         """The first byte of an answer has come."""
         self._first_byte.observe(seconds)
 
-    def finished(self, seconds: float, stream_s: float, completion_tokens: int = 0) -> None:
+    def finished(self, seconds: float, stream_s: float, usage: Usage | None) -> None:
         """An answer is complete.
 
         Args:
             seconds: from the request to its end.
             stream_s: from its first byte to its last; 0 when it came whole.
-            completion_tokens: what the model generated; 0 when not known.
+            usage: its token counts; None when nobody knows them.
         """
         self._duration.observe(seconds)
-        if stream_s > 0.0 and completion_tokens > 1:
-            self._per_token.observe(stream_s / (completion_tokens - 1))
+        if usage is None:
+            return
+        if stream_s > 0.0 and usage.completion_tokens > 1:
+            self._per_token.observe(stream_s / (usage.completion_tokens - 1))
+        self._prompt_tokens.inc(usage.prompt_tokens)
+        self._cached_tokens.inc(usage.cached_tokens or 0)
+        self._completion_tokens.inc(usage.completion_tokens)
 
     def text(self) -> bytes:
         """All series, as Prometheus reads them."""

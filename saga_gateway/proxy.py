@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import time
 from dataclasses import replace
 
 import aiohttp
@@ -12,7 +12,7 @@ import orjson
 from saga_core import hints
 from saga_core.hints import HEADERS, Hints
 from saga_core.placement import Route, place
-from saga_gateway.answers import Answer
+from saga_gateway.answers import Answer, Usage
 from saga_gateway.asgi import (
     BodyTooLargeError,
     ClientGoneError,
@@ -32,19 +32,23 @@ from saga_gateway.responses import ResponseHomes, named_response
 from saga_gateway.routes import Dialect, dialect_of, error_event
 from saga_gateway.sse import SideReader, is_event_stream
 from saga_gateway.upstream import (
+    Silence,
     Upstream,
     UpstreamRequest,
     WorkerAnswerError,
     WorkerDownError,
     WorkerTimeoutError,
 )
+from saga_gateway.usage import UsageDesk
 from saga_gateway.waiting import RoomFullError, WaitingRoom
+from saga_gateway.worker_state import WorkerStates
 from saga_gateway.workers import Outcome
 
 logger = logging.getLogger(__name__)
 _requests_log = logging.getLogger("saga_gateway.requests")
 
 _ATTEMPTS = 2
+_SESSION_HEADER = HEADERS["session_id"]
 # What a worker says of itself. Any other error, 500 included, may be the request's own fault.
 _WORKER_FAULTS = frozenset({502, 503, 504})
 
@@ -56,7 +60,14 @@ class _NoWorkerError(Exception):
 class Proxy:
     """Serves requests over the workers."""
 
-    def __init__(self, parts: Parts, upstream: Upstream, notifier: Notifier) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        upstream: Upstream,
+        notifier: Notifier,
+        states: WorkerStates,
+        desk: UsageDesk,
+    ) -> None:
         self._settings = parts.settings
         self._workers = parts.workers
         self._sessions = parts.sessions
@@ -68,6 +79,7 @@ class Proxy:
         self._notifier = notifier
         self._upstream = upstream
         self._refusals = Refusals(parts.settings)
+        self._states, self._desk = states, desk
         self._responses = ResponseHomes(parts.settings.max_sessions)
         self._room = WaitingRoom[Choice](parts.settings.max_queued, self._leave)
         parts.metrics.watch_queue(self._room)
@@ -163,16 +175,17 @@ class Proxy:
 
     def _hints(self, headers: Headers) -> Hints:
         """The request's hints; ``X-Session-ID`` names the session where no hint does."""
-        decoded = hints.decode(headers)
-        said, dropped = decoded.hints, len(decoded.dropped)
-        if said.session_id is None:
-            plain = [
-                (HEADERS["session_id"], value) for name, value in headers if name == "x-session-id"
-            ]
-            fallback = hints.decode(plain)
-            dropped += len(fallback.dropped)
-            said = replace(said, session_id=fallback.hints.session_id)
-        self._stats.hints_dropped += dropped
+        names = {name for name, _ in headers}
+        said = Hints()
+        if "baggage" in names or any(name.startswith("x-saga-") for name in names):
+            decoded = hints.decode(headers)
+            said = decoded.hints
+            self._stats.hints_dropped += len(decoded.dropped)
+        if said.session_id is None and "x-session-id" in names:
+            plain = [(_SESSION_HEADER, value) for name, value in headers if name == "x-session-id"]
+            decoded = hints.decode(plain)
+            said = replace(said, session_id=decoded.hints.session_id)
+            self._stats.hints_dropped += len(decoded.dropped)
         return said
 
     async def _exchange(self, exchange: Exchange, send: Send) -> None:
@@ -192,9 +205,11 @@ class Proxy:
             worker = choice.worker
             try:
                 response = await self._upstream.send(worker, exchange.request)
+                silence = Silence(response.content, self._settings.idle_timeout_s)
                 try:
-                    await self._relay(exchange, response, choice, send)
+                    await self._relay(exchange, response, choice, silence, send)
                 finally:
+                    silence.stop()
                     response.close()
                 return
             except WorkerDownError as error:
@@ -264,6 +279,7 @@ class Proxy:
         exchange: Exchange,
         response: aiohttp.ClientResponse,
         choice: Choice,
+        silence: Silence,
         send: Send,
     ) -> None:
         """Pass a response on as it comes.
@@ -283,9 +299,7 @@ class Proxy:
             await send(head)
         while True:
             try:
-                # aiohttp waits for ever when a worker breaks the framing of its chunks.
-                async with asyncio.timeout(self._settings.idle_timeout_s):
-                    data = await content.readany()
+                data = await silence.next_bytes()
             except (aiohttp.ClientError, OSError) as error:
                 choice.outcome = Outcome.FAILED
                 if not head_is_sent:
@@ -357,6 +371,28 @@ class Proxy:
         event = b"\n\n" + head + b"data: " + orjson.dumps(content) + b"\n\n"
         await send({"type": "http.response.body", "body": event})
 
+    def _account(self, exchange: Exchange, answer: Answer | None, now_s: float) -> None:
+        """Tell metrics and traces of the exchange, when its token counts are known."""
+        ended_ns = time.time_ns()
+
+        def tell(usage: Usage | None) -> None:
+            if exchange.first_s is not None:
+                stream_s = now_s - exchange.first_s
+                self._metrics.finished(now_s - exchange.began_s, stream_s, usage)
+            self._tracing.end(exchange.span, answer, exchange.status, usage, ended_ns)
+
+        session, worker_id = exchange.session, exchange.worker_id
+        usage = answer.usage if answer is not None else None
+        is_told = worker_id is not None and self._states.follows(worker_id)
+        if answer is None or session is None or worker_id is None or not is_told:
+            tell(usage)
+        elif usage is None:
+            self._desk.wait_for(worker_id, session.session_id, tell)
+        else:
+            tell(usage)
+            # The worker will say it too: that is of no other answer of the session.
+            self._desk.wait_for(worker_id, session.session_id, lambda _: None)
+
     def _end(self, exchange: Exchange, reader: SideReader | None) -> Answer | None:
         """The exchange is over, once; ``reader`` knows its answer, None when it has none."""
         if exchange.over:
@@ -369,11 +405,7 @@ class Proxy:
         if answer is not None and answer.response_id is not None and worker_id is not None:
             self._responses.put(exchange.tenant, answer.response_id, worker_id)
         now_s = self._clock()
-        if exchange.first_s is not None:
-            tokens = answer.usage.completion_tokens if answer and answer.usage else 0
-            stream_s = now_s - exchange.first_s
-            self._metrics.finished(now_s - exchange.began_s, stream_s, tokens)
-        self._tracing.end(exchange.span, answer, exchange.status)
+        self._account(exchange, answer, now_s)
         if _requests_log.isEnabledFor(logging.INFO):
             _requests_log.info("request", extra={"fields": exchange.log_fields(now_s)})
         if exchange.session is None:

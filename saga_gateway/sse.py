@@ -56,6 +56,11 @@ class SideReader:
                 self._body.clear()
                 raise ValueError("the answer is too large to read")
             return
+        event = self._lines.whole_event(data)
+        if event is not None:
+            if not _is_plain_delta(event):
+                self._read_event(event)
+            return
         for event in self._lines.feed(data):
             self._read_event(event)
 
@@ -76,6 +81,20 @@ class SideReader:
             return
         self._draft.add(content)
         self.done = self._draft.done
+
+
+def _is_plain_delta(event: bytes) -> bool:
+    """Whether an event of OpenAI's chat has a piece of text and nothing that is read.
+
+    Most events of a stream are such; this takes a tenth of the time of parsing one.
+    """
+    return (
+        b'"finish_reason":null' in event
+        and b'"content":"' in event
+        and b'"tool_calls"' not in event
+        and b'"function_call"' not in event
+        and b'"usage"' not in event
+    )
 
 
 def is_event_stream(content_type: str) -> bool:
@@ -110,6 +129,24 @@ class _EventSplitter:
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._first = True
+
+    def whole_event(self, piece: bytes) -> bytes | None:
+        """The data of a piece that is just one event on one line, with nothing waiting before it.
+
+        None for any other piece, which is to be fed.
+        """
+        if (
+            self._first
+            or self._held_cr
+            or self._partial
+            or self._data
+            or not piece.startswith(b"data: ")
+            or not piece.endswith(b"\n\n")
+            or b"\r" in piece
+            or piece.find(b"\n") != len(piece) - 2
+        ):
+            return None
+        return piece[6:-2]
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         if self._held_cr:

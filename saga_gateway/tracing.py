@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from saga_core.errors import SettingsError
 from saga_core.hints import Hints
-from saga_gateway.answers import Answer
+from saga_gateway.answers import Answer, Usage
 from saga_gateway.headers import Headers
 from saga_gateway.settings import GatewaySettings
 
@@ -98,8 +98,18 @@ class Tracing:
         kept = [(name, value) for name, value in headers if name not in _CONTEXT_HEADERS]
         return [*kept, *carrier.items()]
 
-    def end(self, span: Span | None, answer: Answer | None, status: int | None) -> None:
-        """The request is over; ``status`` None: its client left before there was one."""
+    def end(
+        self,
+        span: Span | None,
+        answer: Answer | None,
+        status: int | None,
+        usage: Usage | None,
+        ended_ns: int,
+    ) -> None:
+        """The request is over, since ``ended_ns`` of the Unix clock.
+
+        ``status`` None: its client left before there was one.
+        """
         if span is None:
             return
         from opentelemetry.trace import Status, StatusCode
@@ -116,10 +126,10 @@ class Tracing:
                 span.set_attribute("gen_ai.response.finish_reasons", [answer.finish_reason])
             if answer.response_id is not None:
                 span.set_attribute("gen_ai.response.id", answer.response_id)
-            if answer.usage is not None:
-                span.set_attribute("gen_ai.usage.input_tokens", answer.usage.prompt_tokens)
-                span.set_attribute("gen_ai.usage.output_tokens", answer.usage.completion_tokens)
-        span.end()
+        if usage is not None:
+            span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+            span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+        span.end(ended_ns)
 
     def close(self) -> None:
         """Send what has not been sent, for two seconds at most."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from dataclasses import dataclass
-from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
 
 import aiohttp
+from aiohttp.connector import Connection
 from yarl import URL
 
 from saga_gateway.engines import engine_headers
@@ -18,6 +21,8 @@ from saga_gateway.workers import Worker
 
 _SMALL_BODY_BYTES = 2**20
 _SLICE_BYTES = 2**18
+_WATCH_SILENCE_S = 10.0
+_MAX_EVENT_BYTES = 2**20
 _CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
@@ -57,9 +62,69 @@ class UpstreamRequest:
     priority: int = 0
 
 
+class Silence:
+    """Ends the wait for a worker's next bytes when it has lasted too long.
+
+    One timer for an answer, not one for each of its pieces. aiohttp's own limit does not count
+    when a worker breaks the framing of its chunks.
+
+    Args:
+        content: what is waited for.
+    """
+
+    def __init__(self, content: aiohttp.StreamReader, limit_s: float) -> None:
+        self._content = content
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._since_s: float | None = None
+        self._timer = self._loop.call_later(limit_s, self._look)
+
+    async def next_bytes(self) -> bytes:
+        """The next bytes, empty at the end.
+
+        Raises:
+            aiohttp.ClientError, OSError: the worker has not finished its answer.
+        """
+        self._since_s = self._loop.time()
+        data = await self._content.readany()
+        self._since_s = None
+        return data
+
+    def stop(self) -> None:
+        """Nothing more is waited for."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        waited_s = 0.0 if self._since_s is None else self._loop.time() - self._since_s
+        if waited_s >= self._limit_s:
+            self._content.set_exception(TimeoutError("the worker has gone silent"))
+        else:
+            self._timer = self._loop.call_later(self._limit_s - waited_s, self._look)
+
+
 @dataclass(slots=True)
 class _Connection:
     reused: bool = False
+
+
+_connection: ContextVar[_Connection] = ContextVar("connection")
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Notes whether a request's connection has been used before. Tracing could, at ten times the
+    cost."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._used = WeakSet[Any]()
+
+    async def connect(self, *args: Any, **kwargs: Any) -> Connection:
+        connection = await super().connect(*args, **kwargs)
+        if connection.protocol in self._used:
+            _connection.get().reused = True
+        else:
+            self._used.add(connection.protocol)
+        return connection
 
 
 class Upstream:
@@ -75,23 +140,16 @@ class Upstream:
         )
         key = settings.worker_api_key
         self._key = [("Authorization", f"Bearer {key}")] if key else []
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        self._pooled = self._session(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=settings.pool_idle_s), trace
-        )
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True), trace)
+        self._pooled = self._session(_Connector(limit=0, keepalive_timeout=settings.pool_idle_s))
+        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
 
-    def _session(
-        self, connector: aiohttp.TCPConnector, trace: aiohttp.TraceConfig
-    ) -> aiohttp.ClientSession:
+    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             timeout=self._timeout,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-            trace_configs=[trace],
         )
 
     async def close(self) -> None:
@@ -111,7 +169,9 @@ class Upstream:
             WorkerAnswerError: the answer cannot be read.
         """
         try:
-            async with asyncio.timeout(self._settings.first_byte_timeout_s or None):
+            if not self._settings.first_byte_timeout_s:
+                return await self._send_fresh(worker, request)
+            async with asyncio.timeout(self._settings.first_byte_timeout_s):
                 return await self._send_fresh(worker, request)
         except _CONNECT_ERRORS as error:
             raise WorkerDownError(_reason(error), unreachable=True) from error
@@ -124,15 +184,16 @@ class Upstream:
 
     async def _send_fresh(self, worker: Worker, request: UpstreamRequest) -> aiohttp.ClientResponse:
         connection = _Connection()
+        _connection.set(connection)
         try:
-            return await self._send(self._pooled, worker, request, connection)
+            return await self._send(self._pooled, worker, request)
         except (*_CONNECT_ERRORS, aiohttp.SocketTimeoutError):
             raise
         except aiohttp.ClientConnectionError:
             if not connection.reused:
                 raise
         self._stats.stale_retries += 1
-        return await self._send(self._fresh, worker, request, connection)
+        return await self._send(self._fresh, worker, request)
 
     def _with_key(self, headers: Headers) -> Headers:
         """The headers with the key that the workers ask for, if they ask for one."""
@@ -145,7 +206,6 @@ class Upstream:
         session: aiohttp.ClientSession,
         worker: Worker,
         request: UpstreamRequest,
-        connection: _Connection,
     ) -> aiohttp.ClientResponse:
         told = engine_headers(worker.engine, request.session_id, request.priority)
         body, headers = request.body, [*self._with_key(request.headers), *told]
@@ -157,7 +217,6 @@ class Upstream:
             data=_slices(body) if len(body) > _SMALL_BODY_BYTES else body or None,
             headers=headers,
             allow_redirects=False,
-            trace_request_ctx=connection,
         )
 
     async def get(
@@ -173,9 +232,26 @@ class Upstream:
             headers=self._with_key(headers),
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
-            trace_request_ctx=_Connection(),
         ) as response:
             return response.status, await response.read()
+
+    async def watch(self, worker: Worker, target: str) -> AsyncIterator[bytes]:
+        """Data of the server-sent events at a worker's path, an event a line.
+
+        Raises:
+            aiohttp.ClientError, OSError: there is no such stream, or it has ended or gone silent.
+        """
+        async with self._fresh.get(
+            URL(worker.base_url + target, encoded=True),
+            headers=self._with_key([]),
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=_WATCH_SILENCE_S),
+            raise_for_status=True,
+            read_bufsize=_MAX_EVENT_BYTES,
+        ) as response:
+            async for line in response.content:
+                if line.startswith(b"data: "):
+                    yield line[6:]
 
     async def notify(self, worker: Worker, body: bytes) -> int:
         """Send notices; the status of the worker's answer.
@@ -183,24 +259,16 @@ class Upstream:
         Raises:
             aiohttp.ClientError, OSError: the worker did not answer in time, or not at all.
         """
+        _connection.set(_Connection())
         async with self._pooled.post(
             URL(worker.base_url + "/saga/v1/sessions:notify", encoded=True),
             data=body,
             headers=self._with_key([("Content-Type", "application/json")]),
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=self._settings.notice_timeout_s),
-            trace_request_ctx=_Connection(),
         ) as response:
             await response.read()
             return response.status
-
-
-async def _note_reuse(
-    _session: aiohttp.ClientSession,
-    context: SimpleNamespace,
-    _params: aiohttp.TraceConnectionReuseconnParams,
-) -> None:
-    context.trace_request_ctx.reused = True
 
 
 async def _slices(body: bytes) -> AsyncIterator[bytes]:

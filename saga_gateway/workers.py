@@ -8,12 +8,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from saga_core.breaker import Breaker
-from saga_core.errors import SettingsError
 from saga_core.placement import WorkerLoad
+from saga_gateway.discovery import Discovery, Found, sources_of
 from saga_gateway.engines import Engine
 from saga_gateway.settings import GatewaySettings, worker_address
 
@@ -119,23 +118,20 @@ class Worker:
 
 
 class Workers:
-    """The workers of this gateway: those of the settings, and those of a file.
-
-    The file has one URL a line; what follows a ``#`` is a comment.
+    """The workers of this gateway: those of the settings, and those that sources find.
 
     Attributes:
-        file: the file; None when there is none.
+        sources: where others are found.
 
     Raises:
-        SettingsError: the file cannot be read, or a line is no worker's URL.
+        SettingsError: a source cannot find its workers.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._by_id: dict[str, Worker] = {}
-        self.file = None if settings.workers_file is None else Path(settings.workers_file)
-        self._last_error = ""
-        self._listed = self._read_file()
+        self.sources = sources_of(settings)
+        self._found = {source: source.now() for source in self.sources}
         self._update()
 
     def __iter__(self) -> Iterator[Worker]:
@@ -155,39 +151,19 @@ class Workers:
             for load in (worker.load(now_s) for worker in self._by_id.values())
         ]
 
-    def reload(self) -> bool:
-        """Read the file again; returns whether the workers are others now.
+    def found(self, source: Discovery, found: Found) -> None:
+        """A source has found these, and no others.
 
-        Who is still there keeps its state, who is gone may finish what it serves. A file that
-        cannot be read, or is wrong, changes nothing, and is logged.
+        Who is still there keeps its state, who is gone may finish what it serves.
         """
-        try:
-            listed = self._read_file()
-        except SettingsError as error:
-            if str(error) != self._last_error:
-                logger.error("the workers stay as they were: %s", error)
-            self._last_error = str(error)
-            return False
-        self._last_error = ""
-        if listed == self._listed:
-            return False
-        self._listed = listed
+        self._found[source] = found
         self._update()
         logger.warning("workers: %s", ", ".join(self._by_id) or "none")
-        return True
-
-    def _read_file(self) -> dict[str, str]:
-        if self.file is None:
-            return {}
-        try:
-            lines = self.file.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"cannot read {self.file}: {error}") from None
-        urls = (line.partition("#")[0].strip() for line in lines)
-        return dict(worker_address(url) for url in urls if url)
 
     def _update(self) -> None:
-        wanted = dict(map(worker_address, self._settings.workers)) | self._listed
+        wanted = dict(map(worker_address, self._settings.workers))
+        for found in self._found.values():
+            wanted |= found
         breaker, slow_start_s = self._settings.breaker(), self._settings.slow_start_s
         before, self._by_id = self._by_id, {}
         for worker_id, base_url in wanted.items():

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import httpx
@@ -132,6 +133,9 @@ class StandInWorker:
         kind: what it says it is: saga, vllm, vllm-dev, sglang, sglang-old or other.
         scheduling: the order of its queue.
         asked: paths at which it was asked what it is.
+        steps: what its state lists as answered; None: it has no stream of its state. ``tell``
+            appends one.
+        watchers: how many follow the stream.
     """
 
     def __init__(self) -> None:
@@ -145,6 +149,9 @@ class StandInWorker:
         self.kind = "saga"
         self.scheduling = "fcfs"
         self.asked: list[str] = []
+        self.steps: list[dict] | None = None
+        self.watchers = 0
+        self._step_told = asyncio.Event()
         self.models: list[str] = ["m"]
         self.script: Callable[[Exchange], Awaitable[None]] = self._say_hi
         self.connections = 0
@@ -204,6 +211,28 @@ class StandInWorker:
         exchange.body = await reader.readexactly(int(exchange.header("content-length") or 0))
         return exchange
 
+    def tell(self, session_id: str, prompt: int, cached: int, output: int) -> None:
+        """Say in the state that a request has been answered."""
+        step = {"engine": "e", "number": len(self.steps), "session_id": session_id}
+        step |= {"prompt_tokens": prompt, "cached_tokens": cached, "output_tokens": output}
+        self.steps.append(step)
+        self._step_told.set()
+
+    async def _tell_state(self, exchange: Exchange) -> None:
+        if self.steps is None:
+            await exchange.answer({}, status=404)
+            return
+        await exchange.stream_head()
+        self.watchers += 1
+        try:
+            while True:
+                await exchange.chunk(b"event: state\n" + event({"last_steps": self.steps[-256:]}))
+                self._step_told.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._step_told.wait(), 0.05)
+        finally:
+            self.watchers -= 1
+
     def _self_portrait(self, path: str) -> dict | None:
         policy = self.scheduling
         return {
@@ -226,6 +255,8 @@ class StandInWorker:
             self.asked.append(path)
             content = self._self_portrait(path)
             await exchange.answer(content or {}, status=200 if content else 404)
+        elif path == "/saga/v1/state:watch":
+            await self._tell_state(exchange)
         elif exchange.target.startswith("/saga/"):
             self.notify_posts += 1
             if self.notify_status == 200:

@@ -1,0 +1,111 @@
+"""What SAGA's workers say of themselves all the time: the stream of their state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from saga_gateway.answers import Usage
+from saga_gateway.engines import EngineKind
+from saga_gateway.workers import Worker, Workers, WorkerTasks
+
+logger = logging.getLogger(__name__)
+
+WATCH_PATH = "/saga/v1/state:watch?interval_s=1&steps=1"
+_AGAIN_S = 1.0
+
+Watch = Callable[[Worker, str], AsyncIterator[bytes]]
+"""Opens a stream of server-sent events at a worker: the data of each event."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTold:
+    """What a worker says of a request that it has answered."""
+
+    session_id: str
+    usage: Usage
+
+
+class WorkerStates:
+    """Follows the state of every worker that has SAGA's control API.
+
+    A stream that breaks is opened again; what was said meanwhile is lost.
+
+    Args:
+        told: is given each request that a worker has answered, with the worker's id.
+        ticked: is called at every event, a second apart at most while any worker is followed.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        watch: Watch,
+        told: Callable[[str, StepTold], None],
+        ticked: Callable[[], None],
+    ) -> None:
+        self._watch = watch
+        self._told = told
+        self._ticked = ticked
+        self._followed: set[str] = set()
+        self._tasks = WorkerTasks(workers, self._follow)
+
+    def follows(self, worker_id: str) -> bool:
+        """Whether the worker's stream is open."""
+        return worker_id in self._followed
+
+    async def follow(self) -> None:
+        """Follow the workers that there are now, and no others."""
+        await self._tasks.follow()
+
+    async def stop(self) -> None:
+        """Follow none."""
+        await self._tasks.stop()
+
+    async def _follow(self, worker: Worker) -> None:
+        while True:
+            if worker.engine is not None and worker.engine.kind is EngineKind.SAGA:
+                try:
+                    await self._follow_once(worker)
+                except (aiohttp.ClientError, OSError, orjson.JSONDecodeError) as error:
+                    logger.debug("state of worker %s: %s", worker.worker_id, type(error).__name__)
+                finally:
+                    self._followed.discard(worker.worker_id)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _follow_once(self, worker: Worker) -> None:
+        seen: dict[str, int] | None = None
+        async for data in self._watch(worker, WATCH_PATH):
+            steps = _steps(orjson.loads(data))
+            if seen is None:
+                # What it did before somebody followed is nobody's any more.
+                seen = {engine: number for engine, number, _ in steps}
+                self._followed.add(worker.worker_id)
+            for engine, number, step in steps:
+                if number > seen.get(engine, -1):
+                    seen[engine] = number
+                    self._told(worker.worker_id, step)
+            self._ticked()
+
+
+def _steps(state: Any) -> list[tuple[str, int, StepTold]]:
+    """Engine, number and step of what the state lists, in the order of the numbers."""
+    listed = state.get("last_steps") if isinstance(state, dict) else None
+    if not isinstance(listed, list):
+        return []
+    steps = []
+    for each in listed:
+        try:
+            usage = Usage(
+                int(each["prompt_tokens"]), int(each["output_tokens"]), int(each["cached_tokens"])
+            )
+            step = StepTold(str(each["session_id"]), usage)
+            steps.append((str(each["engine"]), int(each["number"]), step))
+        except (KeyError, TypeError, ValueError):
+            continue  # Another version's words.
+    return sorted(steps, key=lambda step: step[1])
