@@ -6,7 +6,6 @@ import logging
 import time
 from dataclasses import replace
 
-import aiohttp
 import orjson
 
 from saga_core import hints
@@ -32,7 +31,6 @@ from saga_gateway.responses import ResponseHomes, named_response
 from saga_gateway.routes import Dialect, dialect_of, error_event
 from saga_gateway.sse import SideReader, is_event_stream
 from saga_gateway.upstream import (
-    Silence,
     Upstream,
     UpstreamRequest,
     WorkerAnswerError,
@@ -41,6 +39,7 @@ from saga_gateway.upstream import (
 )
 from saga_gateway.usage import UsageDesk
 from saga_gateway.waiting import RoomFullError, WaitingRoom
+from saga_gateway.wire import Response
 from saga_gateway.worker_state import WorkerStates
 from saga_gateway.workers import Outcome
 
@@ -205,12 +204,10 @@ class Proxy:
             worker = choice.worker
             try:
                 response = await self._upstream.send(worker, exchange.request)
-                silence = Silence(response.content, self._settings.idle_timeout_s)
                 try:
-                    await self._relay(exchange, response, choice, silence, send)
+                    await self._relay(exchange, response, choice, send)
                 finally:
-                    silence.stop()
-                    response.close()
+                    self._upstream.done(worker, response)
                 return
             except WorkerDownError as error:
                 choice.outcome = Outcome.UNREACHABLE if error.unreachable else Outcome.FAILED
@@ -277,9 +274,8 @@ class Proxy:
     async def _relay(
         self,
         exchange: Exchange,
-        response: aiohttp.ClientResponse,
+        response: Response,
         choice: Choice,
-        silence: Silence,
         send: Send,
     ) -> None:
         """Pass a response on as it comes.
@@ -289,24 +285,24 @@ class Proxy:
         client can see that: so the client's next request or event always finds the step ended.
         """
         exchange.status = response.status
-        content_type = response.headers.get("Content-Type", "")
-        reader = SideReader(content_type, response.headers.get("Content-Encoding", ""))
+        content_type = response.header(b"content-type") or ""
+        reader = SideReader(content_type, response.header(b"content-encoding") or "")
         headers = self._response_headers(exchange, response, choice)
         head = {"type": "http.response.start", "status": response.status, "headers": headers}
-        content = response.content
-        head_is_sent = is_event_stream(content_type) or not content.is_eof()
+        connection = response.connection
+        head_is_sent = is_event_stream(content_type) or not connection.is_whole
         if head_is_sent:
             await send(head)
         while True:
             try:
-                data = await silence.next_bytes()
-            except (aiohttp.ClientError, OSError) as error:
+                data = await connection.read()
+            except OSError as error:
                 choice.outcome = Outcome.FAILED
                 if not head_is_sent:
                     await send(head)
                 await self._break_off(exchange, response, choice.worker.worker_id, error, send)
                 return
-            last = content.at_eof()
+            last = connection.is_read
             if exchange.first_s is None:
                 exchange.first_s = self._clock()
                 self._metrics.first_byte(exchange.first_s - exchange.began_s)
@@ -327,14 +323,14 @@ class Proxy:
                 return
 
     def _response_headers(
-        self, exchange: Exchange, response: aiohttp.ClientResponse, choice: Choice
+        self, exchange: Exchange, response: Response, choice: Choice
     ) -> list[tuple[bytes, bytes]]:
         headers = downstream_headers(response.raw_headers)
         headers.append((b"x-saga-worker", choice.worker.worker_id.encode()))
         headers.append((b"x-saga-route", choice.route.encode()))
         if exchange.said_session_id is not None:
             headers.append((b"x-saga-session-id", exchange.said_session_id.encode()))
-        if is_event_stream(response.headers.get("Content-Type", "")) and not any(
+        if is_event_stream(response.header(b"content-type") or "") and not any(
             name == b"x-accel-buffering" for name, _ in headers
         ):
             headers.append((b"x-accel-buffering", b"no"))
@@ -343,7 +339,7 @@ class Proxy:
     async def _break_off(
         self,
         exchange: Exchange,
-        response: aiohttp.ClientResponse,
+        response: Response,
         worker_id: str,
         error: Exception,
         send: Send,
@@ -353,11 +349,10 @@ class Proxy:
         A plain event stream gets an error event and no ``[DONE]``. Any other response is left
         incomplete, upon which the server closes the connection.
         """
-        headers = response.headers
         plain_stream = (
-            is_event_stream(headers.get("Content-Type", ""))
-            and "Content-Encoding" not in headers
-            and "Content-Length" not in headers
+            is_event_stream(response.header(b"content-type") or "")
+            and response.header(b"content-encoding") is None
+            and response.header(b"content-length") is None
         )
         if exchange.over and plain_stream:
             await send({"type": "http.response.body", "body": b""})

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakSet
 
 import aiohttp
-from aiohttp.connector import Connection
 from yarl import URL
 
 from saga_gateway.engines import engine_headers
 from saga_gateway.headers import Headers
 from saga_gateway.settings import GatewaySettings
 from saga_gateway.stats import Stats
+from saga_gateway.wire import ClosedError, NotHTTPError, Pool, Response
 from saga_gateway.workers import Worker
 
-_SMALL_BODY_BYTES = 2**20
-_SLICE_BYTES = 2**18
 _WATCH_SILENCE_S = 10.0
 _MAX_EVENT_BYTES = 2**20
-_CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 class WorkerDownError(Exception):
@@ -62,85 +56,18 @@ class UpstreamRequest:
     priority: int = 0
 
 
-class Silence:
-    """Ends the wait for a worker's next bytes when it has lasted too long.
-
-    One timer for an answer, not one for each of its pieces. aiohttp's own limit does not count
-    when a worker breaks the framing of its chunks.
-
-    Args:
-        content: what is waited for.
-    """
-
-    def __init__(self, content: aiohttp.StreamReader, limit_s: float) -> None:
-        self._content = content
-        self._limit_s = limit_s
-        self._loop = asyncio.get_running_loop()
-        self._since_s: float | None = None
-        self._timer = self._loop.call_later(limit_s, self._look)
-
-    async def next_bytes(self) -> bytes:
-        """The next bytes, empty at the end.
-
-        Raises:
-            aiohttp.ClientError, OSError: the worker has not finished its answer.
-        """
-        self._since_s = self._loop.time()
-        data = await self._content.readany()
-        self._since_s = None
-        return data
-
-    def stop(self) -> None:
-        """Nothing more is waited for."""
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        waited_s = 0.0 if self._since_s is None else self._loop.time() - self._since_s
-        if waited_s >= self._limit_s:
-            self._content.set_exception(TimeoutError("the worker has gone silent"))
-        else:
-            self._timer = self._loop.call_later(self._limit_s - waited_s, self._look)
-
-
-@dataclass(slots=True)
-class _Connection:
-    reused: bool = False
-
-
-_connection: ContextVar[_Connection] = ContextVar("connection")
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Notes whether a request's connection has been used before. Tracing could, at ten times the
-    cost."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._used = WeakSet[Any]()
-
-    async def connect(self, *args: Any, **kwargs: Any) -> Connection:
-        connection = await super().connect(*args, **kwargs)
-        if connection.protocol in self._used:
-            _connection.get().reused = True
-        else:
-            self._used.add(connection.protocol)
-        return connection
-
-
 class Upstream:
-    """The HTTP client that all requests to workers go through."""
+    """What talks to workers: a lean client for what is relayed, aiohttp for all else."""
 
     def __init__(self, settings: GatewaySettings, stats: Stats) -> None:
         self._settings = settings
         self._stats = stats
-        self._timeout = aiohttp.ClientTimeout(
-            total=None,
-            sock_connect=settings.connect_timeout_s,
-            sock_read=settings.idle_timeout_s,
-        )
         key = settings.worker_api_key
         self._key = [("Authorization", f"Bearer {key}")] if key else []
-        self._pooled = self._session(_Connector(limit=0, keepalive_timeout=settings.pool_idle_s))
+        self._pool = Pool(idle_s=settings.pool_idle_s, connect_s=settings.connect_timeout_s)
+        self._pooled = self._session(
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=settings.pool_idle_s)
+        )
         self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
@@ -148,17 +75,17 @@ class Upstream:
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            timeout=self._timeout,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         )
 
     async def close(self) -> None:
         """Close all connections."""
+        self._pool.close()
         await self._pooled.close()
         await self._fresh.close()
 
-    async def send(self, worker: Worker, request: UpstreamRequest) -> aiohttp.ClientResponse:
-        """Send a request and wait for the head of its response.
+    async def send(self, worker: Worker, request: UpstreamRequest) -> Response:
+        """Send a request and wait for the head of its response, which is to be given to ``done``.
 
         A pooled connection that turns out to be closed before it answers anything is tried once
         more on a fresh one.
@@ -168,56 +95,58 @@ class Upstream:
             WorkerTimeoutError: the request may be at work there.
             WorkerAnswerError: the answer cannot be read.
         """
+        limit_s = self._settings.first_byte_timeout_s
         try:
-            if not self._settings.first_byte_timeout_s:
+            if not limit_s:
                 return await self._send_fresh(worker, request)
-            async with asyncio.timeout(self._settings.first_byte_timeout_s):
+            async with asyncio.timeout(limit_s):
                 return await self._send_fresh(worker, request)
-        except _CONNECT_ERRORS as error:
-            raise WorkerDownError(_reason(error), unreachable=True) from error
-        except TimeoutError as error:  # aiohttp's are of this kind too.
+        except TimeoutError as error:
             raise WorkerTimeoutError from error
-        except aiohttp.ClientConnectionError as error:
-            raise WorkerDownError(_reason(error), unreachable=False) from error
-        except aiohttp.ClientError as error:
-            raise WorkerAnswerError(_reason(error)) from error
+        except ClosedError as error:
+            raise WorkerDownError(str(error), unreachable=False) from error
+        except NotHTTPError as error:
+            raise WorkerAnswerError(str(error)) from error
 
-    async def _send_fresh(self, worker: Worker, request: UpstreamRequest) -> aiohttp.ClientResponse:
-        connection = _Connection()
-        _connection.set(connection)
+    def done(self, worker: Worker, response: Response) -> None:
+        """The response is no longer wanted: its connection waits for the next, or is closed."""
+        self._pool.put(worker.base_url, response.connection)
+
+    async def _send_fresh(self, worker: Worker, request: UpstreamRequest) -> Response:
+        head = self._head(worker, request)
         try:
-            return await self._send(self._pooled, worker, request)
-        except (*_CONNECT_ERRORS, aiohttp.SocketTimeoutError):
-            raise
-        except aiohttp.ClientConnectionError:
-            if not connection.reused:
+            return await self._send(worker, head, request.body, fresh=False)
+        except ClosedError as error:
+            if not error.reused:
                 raise
         self._stats.stale_retries += 1
-        return await self._send(self._fresh, worker, request)
+        return await self._send(worker, head, request.body, fresh=True)
+
+    async def _send(self, worker: Worker, head: bytes, body: bytes, *, fresh: bool) -> Response:
+        try:
+            connection = await self._pool.get(worker.base_url, fresh=fresh)
+        except TimeoutError as error:
+            raise WorkerDownError("no connection in time", unreachable=True) from error
+        except OSError as error:
+            reason = error.strerror or "no connection"
+            raise WorkerDownError(reason, unreachable=True) from error
+        return await connection.request(head, body, self._settings.idle_timeout_s)
+
+    def _head(self, worker: Worker, request: UpstreamRequest) -> bytes:
+        """Request line and headers, up to the empty line that ends them."""
+        told = engine_headers(worker.engine, request.session_id, request.priority)
+        lines = [f"{request.method} {request.target} HTTP/1.1", f"Host: {worker.worker_id}"]
+        lines += [f"{name}: {value}" for name, value in self._with_key(request.headers)]
+        lines += [f"{name}: {value}" for name, value in told]
+        if request.body or request.method == "POST":
+            lines.append(f"Content-Length: {len(request.body)}")
+        return "\r\n".join([*lines, "", ""]).encode()
 
     def _with_key(self, headers: Headers) -> Headers:
         """The headers with the key that the workers ask for, if they ask for one."""
         if not self._key:
             return headers
         return [*(each for each in headers if each[0].lower() != "authorization"), *self._key]
-
-    async def _send(
-        self,
-        session: aiohttp.ClientSession,
-        worker: Worker,
-        request: UpstreamRequest,
-    ) -> aiohttp.ClientResponse:
-        told = engine_headers(worker.engine, request.session_id, request.priority)
-        body, headers = request.body, [*self._with_key(request.headers), *told]
-        if body or request.method == "POST":
-            headers = [*headers, ("Content-Length", str(len(body)))]
-        return await session.request(
-            request.method,
-            URL(worker.base_url + request.target, encoded=True),
-            data=_slices(body) if len(body) > _SMALL_BODY_BYTES else body or None,
-            headers=headers,
-            allow_redirects=False,
-        )
 
     async def get(
         self, worker: Worker, target: str, headers: Headers, timeout_s: float
@@ -259,7 +188,6 @@ class Upstream:
         Raises:
             aiohttp.ClientError, OSError: the worker did not answer in time, or not at all.
         """
-        _connection.set(_Connection())
         async with self._pooled.post(
             URL(worker.base_url + "/saga/v1/sessions:notify", encoded=True),
             data=body,
@@ -269,19 +197,3 @@ class Upstream:
         ) as response:
             await response.read()
             return response.status
-
-
-async def _slices(body: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), _SLICE_BYTES):
-        yield body[start : start + _SLICE_BYTES]
-
-
-def _reason(error: BaseException) -> str:
-    """A failure in words that name no address; the caller says which worker it was."""
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return "no connection in time"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return error.os_error.strerror or "no connection"
-    if isinstance(error, aiohttp.ClientConnectionError):
-        return "connection closed before an answer"
-    return "the answer is not HTTP"
