@@ -50,6 +50,7 @@ _ATTEMPTS = 2
 _SESSION_HEADER = HEADERS["session_id"]
 # What a worker says of itself. Any other error, 500 included, may be the request's own fault.
 _WORKER_FAULTS = frozenset({502, 503, 504})
+_FULL = frozenset({429, 503})
 
 
 class _NoWorkerError(Exception):
@@ -246,15 +247,19 @@ class Proxy:
 
         None: those that could serve the request have no room.
         """
-        loads = self._workers.loads(self._clock(), without=down)
+        now_s = self._clock()
+        loads = self._workers.loads(now_s, without=down)
         if not any(load.available for load in loads):
             raise _NoWorkerError
         session = exchange.session
         home = exchange.home or (down if session is None else session.home)
+        is_home_up = any(load.worker_id == home and load.available for load in loads)
+        if not is_home_up:
+            loads = self._workers.rested(loads, now_s)
         limit = self._settings.max_worker_requests
         if limit:
             # A session waits for its home: elsewhere all of its KV would be computed again.
-            if any(load.worker_id == home and load.available for load in loads):
+            if is_home_up:
                 loads = [load for load in loads if load.worker_id == home]
             loads = [load for load in loads if load.in_flight < limit]
         placement = place(None if session is None else session.session_id, home, loads)
@@ -285,6 +290,8 @@ class Proxy:
         client can see that: so the client's next request or event always finds the step ended.
         """
         exchange.status = response.status
+        if response.status in _FULL and (retry_after := response.header(b"retry-after")):
+            choice.worker.asked_for_rest(retry_after, self._clock())
         content_type = response.header(b"content-type") or ""
         reader = SideReader(content_type, response.header(b"content-encoding") or "")
         headers = self._response_headers(exchange, response, choice)

@@ -19,6 +19,7 @@ from saga_gateway.settings import GatewaySettings, worker_address
 logger = logging.getLogger(__name__)
 
 _LEAST_WEIGHT = 0.1
+_LONGEST_REST_S = 60.0
 
 
 class Outcome(Enum):
@@ -46,6 +47,7 @@ class Worker:
         healthy: False once its health checks fail.
         unreachable: it took no connection the last time.
         back_since_s: when it came back.
+        rests_until_s: it has asked not to be sent anything before then; others are preferred.
         draining: it is to go: what it serves it may finish, anything else goes elsewhere.
         engine: what it is; None until it has said so.
         refuses_notices: it has said that it does not know the control API.
@@ -59,6 +61,7 @@ class Worker:
     healthy: bool = True
     unreachable: bool = False
     back_since_s: float = -inf
+    rests_until_s: float = -inf
     draining: bool = False
     engine: Engine | None = None
     refuses_notices: bool = False
@@ -88,6 +91,11 @@ class Worker:
             if outcome is Outcome.UNREACHABLE:
                 self.unreachable = True
                 self.breaker.open(now_s)
+
+    def asked_for_rest(self, retry_after: str, now_s: float) -> None:
+        """It is full, and says after how many seconds to come again."""
+        if retry_after.isascii() and retry_after.isdigit():
+            self.rests_until_s = now_s + min(float(retry_after), _LONGEST_REST_S)
 
     def load(self, now_s: float) -> WorkerLoad:
         """The worker as placement sees it."""
@@ -146,10 +154,17 @@ class Workers:
 
     def loads(self, now_s: float, *, without: str | None = None) -> list[WorkerLoad]:
         """The workers as placement sees them; ``without`` is shown as not available."""
-        return [
-            replace(load, available=False) if load.worker_id == without else load
-            for load in (worker.load(now_s) for worker in self._by_id.values())
-        ]
+        loads = [worker.load(now_s) for worker in self._by_id.values()]
+        if without is None:
+            return loads
+        return [_unavailable(load) if load.worker_id == without else load for load in loads]
+
+    def rested(self, loads: list[WorkerLoad], now_s: float) -> list[WorkerLoad]:
+        """The same, those that have asked for rest shown as not available while others are."""
+        resting = {w.worker_id for w in self._by_id.values() if now_s < w.rests_until_s}
+        if not any(load.available and load.worker_id not in resting for load in loads):
+            return loads
+        return [_unavailable(load) if load.worker_id in resting else load for load in loads]
 
     def found(self, source: Discovery, found: Found) -> None:
         """A source has found these, and no others.
@@ -171,6 +186,10 @@ class Workers:
             if known is None or known.base_url != base_url:
                 known = Worker(worker_id, base_url, Breaker(breaker), slow_start_s)
             self._by_id[worker_id] = known
+
+
+def _unavailable(load: WorkerLoad) -> WorkerLoad:
+    return replace(load, available=False)
 
 
 class WorkerTasks:

@@ -96,6 +96,51 @@ async def test_retry_after_is_passed_on(gateway, worker):
     assert len(worker.chats) == 1
 
 
+async def test_a_worker_that_asks_for_rest_gets_no_new_session_meanwhile(gateway2, workers):
+    first = await gateway2.chat("old")
+    full = next(w for w in workers if w.worker_id == first.headers["x-saga-worker"])
+    other = next(w for w in workers if w is not full)
+
+    async def busy(exchange):
+        await exchange.answer({"error": {"message": "busy"}}, status=503, retry_after=7)
+
+    async def serve(exchange):
+        await exchange.answer({})
+
+    full.script = busy
+    assert (await gateway2.chat("old")).status_code == 503
+    full.script = serve
+    seen = {(await gateway2.chat(f"n{n}")).headers["x-saga-worker"] for n in range(6)}
+    assert seen == {other.worker_id}
+    # A session whose KV is there comes back when its client sees fit.
+    back = await gateway2.chat("old")
+    assert (back.headers["x-saga-worker"], back.status_code) == (full.worker_id, 200)
+    gateway2.clock.advance(7.1)
+    seen = {(await gateway2.chat(f"m{n}")).headers["x-saga-worker"] for n in range(6)}
+    assert full.worker_id in seen
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "1e9", "٣"])
+async def test_a_rest_that_cannot_be_read_is_none(gateway2, workers, said):
+    async def busy(exchange):
+        await exchange.answer({}, status=503, retry_after=said)
+
+    for worker in workers:
+        worker.script = busy
+    await gateway2.chat()
+    assert all(worker.rests_until_s < gateway2.clock() for worker in gateway2.app.workers)
+
+
+async def test_one_who_rests_is_better_than_nobody(gateway, worker):
+    async def busy(exchange):
+        await exchange.answer({}, status=503, retry_after=60)
+
+    worker.script = busy
+    for _ in range(2):
+        assert (await gateway.chat()).status_code == 503
+    assert len(worker.chats) == 2
+
+
 # Health checks
 
 
