@@ -1,0 +1,342 @@
+"""Which session a request continues, told by what it says alone.
+
+Agents and chat programs send the whole conversation with every request. A request therefore goes on
+with the session whose last prompt and answer it begins with. No text is kept: a prompt is a list of
+:class:`Piece`, messages or blocks of plain text, of which only keyed hashes and lengths are known.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+_MAX_HEADS = 64
+_MAX_ANCHORS = 64
+_MAX_SHARING = 64
+_MAX_LOOKED_AT = 100
+_MIN_ANCHOR_CHARS = 16
+_ANCHORED_SHARE = 0.3
+_EDITED_PIECES = 3
+
+
+class Kind(StrEnum):
+    """Whose words a piece are."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Piece(NamedTuple):
+    """A message, or a block of a prompt that is plain text.
+
+    Attributes:
+        digest: keyed hash of its content, 64 bits. Of a system prompt: of what stays the same of
+            it from request to request, as far as that is known.
+        size: its length in characters.
+        kind: whose words it is.
+    """
+
+    digest: int
+    size: int
+    kind: Kind
+
+
+class Relation(StrEnum):
+    """What a request is to the session that it is counted to.
+
+    NEW: it begins one. CONTINUES: it adds to all that was said. RETRY: it says the same again.
+    SUPERSEDES: it goes on from an earlier point, or from a shortened history, which takes the
+    place of what came after. FORK: it begins a session beside the one that it shares a beginning
+    with.
+    """
+
+    NEW = "new"
+    CONTINUES = "continues"
+    RETRY = "retry"
+    SUPERSEDES = "supersedes"
+    FORK = "fork"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The session of a request.
+
+    Attributes:
+        parent_id: of a fork: the session that it branches from.
+        known_pieces: leading pieces of the prompt that the session, or its parent, has had.
+    """
+
+    session_id: str
+    relation: Relation
+    parent_id: str | None = None
+    known_pieces: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """Of one session: where its last prompt ends, and what it can be known by.
+
+    Attributes:
+        head, answer_head: chain keys of its last prompt, and of that with its answer.
+        pieces: how many pieces the last prompt had.
+        running: requests of it that are being served.
+        is_answered: its last request has been.
+        heads: chain keys by which it is found, the oldest first.
+        anchors: digests of its own pieces.
+    """
+
+    session_id: str
+    scope: int
+    head: int = 0
+    answer_head: int | None = None
+    pieces: int = 0
+    running: int = 0
+    is_answered: bool = False
+    heads: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    anchors: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+
+class _Found(NamedTuple):
+    session: _Session
+    relation: Relation
+
+
+class Conversations:
+    """Sessions by what was said in them.
+
+    A chain key stands for a prompt up to a piece. The longest leading part of a prompt that some
+    session has had decides; sessions with equal openings are told apart by their answers. Where
+    the beginning has changed (a reminder in the system prompt, a compacted or truncated history),
+    the session counts that had most of the pieces and shares them with no other.
+
+    Args:
+        max_sessions: the least recently used goes beyond this many; none that runs.
+        new_id: makes the id of a session.
+    """
+
+    def __init__(self, max_sessions: int, new_id: Callable[[], str]) -> None:
+        self._max_sessions = max_sessions
+        self._new_id = new_id
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._by_head: dict[int, list[_Session]] = {}
+        self._by_anchor: dict[int, list[_Session]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def arrived(self, scope: int, prompt: Sequence[Piece]) -> Match:
+        """A request has come; its session runs from now on.
+
+        Args:
+            scope: conversations of two scopes, such as tenants, never meet.
+        """
+        keys = _chain(scope, prompt)
+        found, known = self._find(keys, prompt)
+        if found is None:
+            found = self._find_anchored(scope, prompt)
+        if found is None or found.relation in (Relation.NEW, Relation.FORK):
+            session = self._begin(scope)
+        else:
+            session = found.session
+        self._take(session, keys, prompt, known)
+        if found is None or found.relation is Relation.NEW:
+            return Match(session.session_id, Relation.NEW)
+        parent_id = found.session.session_id if found.relation is Relation.FORK else None
+        return Match(session.session_id, found.relation, parent_id, known)
+
+    def answered(self, session_id: str, answer: Sequence[Piece]) -> None:
+        """The session's request has been answered; empty: with what nobody could read."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return
+        session.running = max(0, session.running - 1)
+        session.is_answered = True
+        if answer:
+            session.answer_head = _chain(session.head, answer)[-1]
+            self._add_head(session, session.answer_head)
+            for piece in answer:
+                self._add_anchor(session, piece)
+
+    def failed(self, session_id: str) -> None:
+        """The session's request has not been answered."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.running = max(0, session.running - 1)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the tables contradict each other."""
+        for table, name in ((self._by_head, "heads"), (self._by_anchor, "anchors")):
+            listed = {(key, id(s)) for key, sessions in table.items() for s in sessions}
+            own = {(key, id(s)) for s in self._sessions.values() for key in getattr(s, name)}
+            assert listed == own
+            assert all(table.values())
+
+    # By the chain
+
+    def _find(self, keys: Sequence[int], prompt: Sequence[Piece]) -> tuple[_Found | None, int]:
+        """The session that had the longest leading part; with how many pieces that has."""
+        for count in range(len(keys), 0, -1):
+            sessions = self._by_head.get(keys[count - 1])
+            if not sessions:
+                continue
+            unsure = []
+            for session in reversed(sessions):
+                relation, is_sure = self._relation(session, keys[count - 1], count, prompt)
+                if is_sure:
+                    return _Found(session, relation), count
+                if relation is not Relation.NEW:
+                    unsure.append(_Found(session, relation))
+            if len(unsure) == len(sessions) == 1:
+                return unsure[0], count
+            # It may be any of them, or none: better one session too many than two people in one.
+            return _Found(sessions[0], Relation.NEW), 0
+        return None, 0
+
+    @staticmethod
+    def _relation(
+        session: _Session, key: int, count: int, prompt: Sequence[Piece]
+    ) -> tuple[Relation, bool]:
+        """What the prompt, of which the session had ``count`` pieces, is to it; whether that is
+        certain."""
+        rest = prompt[count:]
+        if key == session.answer_head:
+            return Relation.CONTINUES, True
+        if key != session.head:
+            if not _has_begun(prompt[:count]):
+                return Relation.NEW, False  # Many may have opened like this.
+            # The session has gone on from here. Was that taken back, or is this beside it?
+            is_edit = not session.running and session.pieces - count <= _EDITED_PIECES
+            return (Relation.SUPERSEDES if is_edit else Relation.FORK), True
+        if rest:
+            if session.running:
+                return Relation.FORK, True
+            # Without the session's own answer: the client left it out or rewrote it, or it is
+            # another session that opened alike.
+            return Relation.CONTINUES, False
+        if _has_begun(prompt):
+            return (Relation.FORK if session.running else Relation.RETRY), True
+        if not session.running and not session.is_answered:
+            return Relation.RETRY, False
+        # Two people may open with the same words.
+        return Relation.NEW, False
+
+    # By single pieces
+
+    def _find_anchored(self, scope: int, prompt: Sequence[Piece]) -> _Found | None:
+        """The session that had most of what is said, where no other has had it.
+
+        An answer or a tool's result must be among that: two agents may be given the same task.
+        """
+        chars: Counter[str] = Counter()
+        proved: set[str] = set()
+        total = 0
+        for piece in prompt:
+            if piece.kind is Kind.SYSTEM:
+                continue
+            total += piece.size
+            sessions = self._by_anchor.get(_anchor(scope, piece), ())
+            if len(sessions) == 1:
+                session_id = sessions[0].session_id
+                chars[session_id] += piece.size
+                if piece.kind is not Kind.USER:
+                    proved.add(session_id)
+        for session_id, most in chars.most_common():
+            if session_id in proved and most >= _ANCHORED_SHARE * total:
+                session = self._sessions[session_id]
+                return _Found(session, Relation.FORK if session.running else Relation.SUPERSEDES)
+        return None
+
+    # Tables
+
+    def _begin(self, scope: int) -> _Session:
+        session = _Session(self._new_id(), scope)
+        self._sessions[session.session_id] = session
+        self._keep_bound()
+        return session
+
+    def _take(
+        self, session: _Session, keys: Sequence[int], prompt: Sequence[Piece], known: int
+    ) -> None:
+        """The session's last prompt is this one, of which it knows the first pieces."""
+        self._sessions.move_to_end(session.session_id)
+        session.running += 1
+        session.is_answered, session.answer_head = False, None
+        session.head, session.pieces = keys[-1] if keys else session.scope, len(prompt)
+        self._add_head(session, session.head)
+        for piece in prompt[known:][-_MAX_ANCHORS:]:
+            if piece.kind is not Kind.SYSTEM:
+                self._add_anchor(session, piece)
+
+    def _add_head(self, session: _Session, head: int) -> None:
+        _add(self._by_head, session, session.heads, head, _MAX_HEADS)
+
+    def _add_anchor(self, session: _Session, piece: Piece) -> None:
+        if piece.size >= _MIN_ANCHOR_CHARS:
+            anchor = _anchor(session.scope, piece)
+            _add(self._by_anchor, session, session.anchors, anchor, _MAX_ANCHORS)
+
+    def _keep_bound(self) -> None:
+        if len(self._sessions) <= self._max_sessions:
+            return
+        for session in list(itertools.islice(self._sessions.values(), _MAX_LOOKED_AT)):
+            if not session.running:
+                self._forget(session)
+                return
+
+    def _forget(self, session: _Session) -> None:
+        del self._sessions[session.session_id]
+        for head in session.heads:
+            _remove(self._by_head, session, head)
+        for anchor in session.anchors:
+            _remove(self._by_anchor, session, anchor)
+
+
+_Table = dict[int, list[_Session]]
+
+
+def _add(
+    table: _Table, session: _Session, own: OrderedDict[int, None], key: int, most: int
+) -> None:
+    """Let the session be found by the key; what it is found by is bounded, and how many share."""
+    if key in own:
+        own.move_to_end(key)
+        return
+    sessions = table.setdefault(key, [])
+    if len(sessions) >= _MAX_SHARING:
+        return
+    sessions.append(session)
+    own[key] = None
+    if len(own) > most:
+        oldest, _ = own.popitem(last=False)
+        _remove(table, session, oldest)
+
+
+def _remove(table: _Table, session: _Session, key: int) -> None:
+    sessions = table[key]
+    sessions.remove(session)
+    if not sessions:
+        del table[key]
+
+
+def _has_begun(prompt: Sequence[Piece]) -> bool:
+    """Whether something has been answered."""
+    return any(piece.kind is Kind.ASSISTANT for piece in prompt)
+
+
+def _chain(scope: int, prompt: Sequence[Piece]) -> list[int]:
+    """The chain key at the end of every piece."""
+    keys, key = [], scope
+    for piece in prompt:
+        key = hash((key, piece.digest))
+        keys.append(key)
+    return keys
+
+
+def _anchor(scope: int, piece: Piece) -> int:
+    return hash((scope, piece.digest))
