@@ -55,6 +55,7 @@ class Draft:
 
     Attributes:
         done: an event has said that it was the last one.
+        found: something has been read.
     """
 
     def __init__(self) -> None:
@@ -63,12 +64,12 @@ class Draft:
         self._finish_reason: str | None = None
         self._usage: Usage | None = None
         self._response_id: str | None = None
-        self._found = False
+        self.found = False
         self._error = False
 
     def answer(self) -> Answer | None:
         """The answer; None after an error, or when nothing looked like one."""
-        if self._error or not self._found:
+        if self._error or not self.found:
             return None
         names = tuple(name for _, name in sorted(self._names.items()) if name)
         return Answer(names, self._finish_reason, self._usage, self._response_id)
@@ -93,7 +94,7 @@ class Draft:
 
     def _add_completion(self, content: dict[str, object]) -> None:
         for choice in _objects(content.get("choices")):
-            self._found = True
+            self.found = True
             self._end_with(choice.get("finish_reason"))
             number = _int(choice.get("index"))
             for part in (choice.get("delta"), choice.get("message")):
@@ -113,7 +114,7 @@ class Draft:
     # Responses
 
     def _add_response(self, response: dict[str, object]) -> None:
-        self._found = True
+        self.found = True
         if response.get("error"):
             self._error = True
         response_id = response.get("id")
@@ -139,7 +140,7 @@ class Draft:
     # Messages
 
     def _add_message_event(self, kind: str, content: dict[str, object]) -> None:
-        self._found = True
+        self.found = True
         block, delta = content.get("content_block"), content.get("delta")
         message = content if kind == "message" else content.get("message")
         if isinstance(message, dict):

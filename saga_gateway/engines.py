@@ -48,13 +48,13 @@ class Engine:
         return self.kind is EngineKind.SAGA
 
 
-def engine_headers(engine: Engine | None, session_id: str | None, priority: int) -> Headers:
+def engine_headers(engine: Engine | None, session_id: str | None, priority: int | None) -> Headers:
     """The headers that tell an engine, None for one not known yet, what there is to say."""
     headers: Headers = []
     if session_id is not None:
         is_sglang = engine is not None and engine.kind is EngineKind.SGLANG
         headers.append(("X-SMG-Routing-Key" if is_sglang else "X-Session-ID", session_id))
-    if priority and engine is not None and engine.takes_priority:
+    if priority is not None and engine is not None and engine.takes_priority:
         headers.append(("X-Vllm-Priority", str(priority)))
     return headers
 
@@ -80,7 +80,8 @@ async def detect(get: Get) -> Engine:
             return Engine(EngineKind.VLLM, version, scheduler.get("policy") == "priority")
     version = _text((await _json(get, "/version")).get("version"))
     models = (await _json(get, "/v1/models")).get("data")
-    owners = {_dict(m).get("owned_by") for m in models} if isinstance(models, list) else set()
+    listed = models if isinstance(models, list) else []
+    owners = {_text(_dict(model).get("owned_by")) for model in listed}
     if "sglang" in owners:
         return Engine(EngineKind.SGLANG, version)
     if "vllm" in owners:

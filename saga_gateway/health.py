@@ -7,8 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import aiohttp
-
 from saga_gateway.engines import detect
 from saga_gateway.workers import Worker, Workers, WorkerTasks
 
@@ -64,7 +62,7 @@ class HealthChecks:
     async def _detect(self, worker: Worker) -> None:
         try:
             worker.engine = await detect(partial(self._get, worker))
-        except (aiohttp.ClientError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - nothing that it says may end its checks
             logger.info("worker %s does not say what it is: %s", worker.worker_id, _reason(error))
         else:
             logger.info("worker %s is %s", worker.worker_id, worker.engine)
@@ -74,7 +72,7 @@ class HealthChecks:
         try:
             status, _ = await self._get(worker, "/health")
             is_well, reason = 200 <= status < 300, f"HTTP {status}"
-        except (aiohttp.ClientError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - nothing that it says may end its checks
             is_well, reason = False, _reason(error)
         failures = 0 if is_well else failures + 1
         if is_well:

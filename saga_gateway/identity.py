@@ -201,15 +201,19 @@ class Gatekeeper:
         return hashlib.blake2b(text, digest_size=_SCOPED_BYTES, key=self.secret).hexdigest()
 
     @staticmethod
-    def priority(identity: Identity, headers: Headers) -> int:
-        """Of a request with these headers: the caller's own word counts where no key says it."""
+    def priority(identity: Identity, headers: Headers) -> int | None:
+        """Of a request with these headers; None: nobody has said any.
+
+        With a key it is the key's, also where that is 0: the header wins over what the body says.
+        Without keys the caller's own word counts.
+        """
         if identity.tenant is not None:
             return identity.priority
-        said = next((value for name, value in headers if name == PRIORITY_HEADER), "0")
+        said = next((value for name, value in headers if name == PRIORITY_HEADER), "")
         try:
             return max(-_MAX_PRIORITY, min(_MAX_PRIORITY, int(said)))
         except ValueError:
-            return 0
+            return None
 
     def strip(self, headers: Headers) -> Headers:
         """What a worker may see: no key of ours, no tenant that a client has named."""

@@ -304,7 +304,8 @@ class Proxy:
             try:
                 data = await connection.read()
             except OSError as error:
-                choice.outcome = Outcome.FAILED
+                if not exchange.over:
+                    choice.outcome = Outcome.FAILED
                 if not head_is_sent:
                     await send(head)
                 await self._break_off(exchange, response, choice.worker.worker_id, error, send)

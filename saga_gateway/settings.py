@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -9,6 +10,7 @@ from saga_core.breaker import BreakerSettings
 from saga_core.errors import SettingsError
 
 _MAX_SECRET_BYTES = 64
+_PATH = re.compile(r"(/[A-Za-z0-9._~:@-]+)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class GatewaySettings:
         if self.log_format not in ("text", "json"):
             raise SettingsError(f"log_format={self.log_format!r} must be text or json")
         for path in self.pass_paths:
-            if not path.startswith("/") or path.endswith("/"):
+            if not _PATH.fullmatch(path):
                 raise SettingsError(f"pass_paths: {path!r} must be like /invocations")
         if not self.workers and self.workers_file is None:
             raise SettingsError("workers must name at least one worker, such as http://host:8000")

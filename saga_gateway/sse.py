@@ -58,7 +58,7 @@ class SideReader:
             return
         event = self._lines.whole_event(data)
         if event is not None:
-            if not _is_plain_delta(event):
+            if not self._draft.found or not _is_plain_delta(event):
                 self._read_event(event)
             return
         for event in self._lines.feed(data):
@@ -90,6 +90,8 @@ def _is_plain_delta(event: bytes) -> bool:
     """
     return (
         b'"finish_reason":null' in event
+        and event.count(b'"finish_reason"') == 1
+        and b'"error"' not in event
         and b'"content":"' in event
         and b'"tool_calls"' not in event
         and b'"function_call"' not in event

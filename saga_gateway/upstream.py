@@ -45,7 +45,7 @@ class UpstreamRequest:
     """A request as a worker gets it: path with query, end-to-end headers, body.
 
     Attributes:
-        session_id, priority: what the worker's engine is told in its own words.
+        session_id, priority: what the worker's engine is told in its own words; None: nothing.
     """
 
     target: str
@@ -53,7 +53,7 @@ class UpstreamRequest:
     body: bytes
     method: str = "POST"
     session_id: str | None = None
-    priority: int = 0
+    priority: int | None = None
 
 
 class Upstream:
@@ -117,7 +117,7 @@ class Upstream:
         try:
             return await self._send(worker, head, request.body, fresh=False)
         except ClosedError as error:
-            if not error.reused:
+            if not error.is_stale:
                 raise
         self._stats.stale_retries += 1
         return await self._send(worker, head, request.body, fresh=True)
@@ -127,8 +127,8 @@ class Upstream:
             connection = await self._pool.get(worker.base_url, fresh=fresh)
         except TimeoutError as error:
             raise WorkerDownError("no connection in time", unreachable=True) from error
-        except OSError as error:
-            reason = error.strerror or "no connection"
+        except (OSError, UnicodeError) as error:  # A host may be no name at all.
+            reason = getattr(error, "strerror", None) or "no connection"
             raise WorkerDownError(reason, unreachable=True) from error
         return await connection.request(head, body, self._settings.idle_timeout_s)
 

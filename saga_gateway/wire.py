@@ -15,6 +15,7 @@ import httptools
 
 _HIGH_BYTES = 2**18
 _MAX_HEAD_BYTES = 2**18
+_STALE_S = 1.0
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -23,12 +24,13 @@ class ClosedError(OSError):
     """The worker closed the connection before it had answered anything.
 
     Attributes:
-        reused: the connection had served another request before: it may have been stale.
+        is_stale: it had served another request before, and broke at once: the worker closed it
+            while the request was on its way, and has not seen it.
     """
 
-    def __init__(self, *, reused: bool) -> None:
+    def __init__(self, *, is_stale: bool) -> None:
         super().__init__("connection closed before an answer")
-        self.reused = reused
+        self.is_stale = is_stale
 
 
 class BrokenAnswerError(OSError):
@@ -55,8 +57,10 @@ class Connection(asyncio.Protocol):
     def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._busy = False
+        self._status = 0
         self._headers: RawHeaders = []
         self._head_bytes = 0
+        self._sent_s = 0.0
         self._head_is_whole = False
         self._is_framed = False
         self._is_whole = False
@@ -87,6 +91,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._busy = True
         self._timer = self._loop.call_later(limit_s, self._look, limit_s)
+        self._sent_s = self._loop.time()
         self._transport.writelines((head, body))
         try:
             while not self._head_is_whole:
@@ -94,7 +99,7 @@ class Connection(asyncio.Protocol):
         except BaseException:
             self.close()
             raise
-        return Response(self, self._parser.get_status_code(), self._headers)
+        return Response(self, self._status, self._headers)
 
     async def read(self) -> bytes:
         """What has come of the answer's body, when something has; empty at its end.
@@ -128,7 +133,10 @@ class Connection(asyncio.Protocol):
             self.is_read
             and self._is_framed
             and self._error is None
-            and self.is_open
+            and self._transport is not None
+            and not self._transport.is_closing()
+            # A worker may answer before it has read the request.
+            and self._transport.get_write_buffer_size() == 0
             and self._keeps_alive
         )
         if not can_serve:
@@ -208,8 +216,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        if not self._head_is_whole:
-            self._fail(ClosedError(reused=self.reused))
+        if not self._head_is_whole and self._head_bytes:
+            self._fail(NotHTTPError("the answer broke off in its head"))
+        elif not self._head_is_whole:
+            is_stale = self.reused and self._loop.time() - self._sent_s < _STALE_S
+            self._fail(ClosedError(is_stale=is_stale))
         elif not self._is_framed and error is None:
             self._is_whole = True  # Its end is the connection's.
             self._wake()
@@ -218,11 +229,18 @@ class Connection(asyncio.Protocol):
 
     # Called by the parser
 
+    def on_message_begin(self) -> None:
+        if self._is_whole:
+            raise ValueError("an answer that nobody asked for")
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
+        if not self._head_is_whole:  # Else it is a trailer.
+            self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
+        self._status = status = self._parser.get_status_code()
+        if not 100 <= status <= 599:
+            raise ValueError(f"there is no status {status}")
         if status < 200:
             return  # Another head follows; a change of protocol is refused by the parser.
         names = {name.lower() for name, _ in self._headers}
@@ -311,12 +329,25 @@ class Pool:
         """Its answer is no longer wanted: it waits for the next request, if it can serve one."""
         if not connection.finish():
             return
-        now_s = asyncio.get_running_loop().time()
-        waiting = self._waiting.setdefault(base_url, [])
-        waiting.append((now_s, connection))
-        # The oldest come first: those that have waited long enough go as others come.
-        while waiting and now_s - waiting[0][0] >= self._idle_s:
-            waiting.pop(0)[1].close()
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting.get(base_url)
+        if waiting is None:
+            waiting = self._waiting[base_url] = []
+            loop.call_later(self._idle_s, self._sweep, base_url)
+        waiting.append((loop.time(), connection))
+
+    def _sweep(self, base_url: str) -> None:
+        """Close those that have waited too long; the oldest come first."""
+        loop = asyncio.get_running_loop()
+        waiting, oldest_s = self._waiting.get(base_url, []), loop.time() - self._idle_s
+        num_old = sum(since_s <= oldest_s for since_s, _ in waiting)
+        for _, connection in waiting[:num_old]:
+            connection.close()
+        del waiting[:num_old]
+        if waiting:
+            loop.call_later(waiting[0][0] - oldest_s, self._sweep, base_url)
+        else:
+            self._waiting.pop(base_url, None)
 
     def close(self) -> None:
         """Close all that wait."""

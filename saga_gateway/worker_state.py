@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import orjson
 
 from saga_gateway.answers import Usage
@@ -39,7 +38,7 @@ class WorkerStates:
 
     Args:
         told: is given each request that a worker has answered, with the worker's id.
-        ticked: is called at every event, a second apart at most while any worker is followed.
+        ticked: is called about once a second while there is a worker.
     """
 
     def __init__(
@@ -72,10 +71,11 @@ class WorkerStates:
             if worker.engine is not None and worker.engine.kind is EngineKind.SAGA:
                 try:
                     await self._follow_once(worker)
-                except (aiohttp.ClientError, OSError, orjson.JSONDecodeError) as error:
+                except Exception as error:  # noqa: BLE001 - nothing that it says may end this
                     logger.debug("state of worker %s: %s", worker.worker_id, type(error).__name__)
                 finally:
                     self._followed.discard(worker.worker_id)
+            self._ticked()
             await asyncio.sleep(_AGAIN_S)
 
     async def _follow_once(self, worker: Worker) -> None:

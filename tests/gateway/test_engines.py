@@ -48,7 +48,17 @@ async def test_a_worker_is_known_by_what_it_says(
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b'"x"', b"{", b"\xff", b'{"version": 7, "data": 3}', b'{"data": [4]}']
+    "body",
+    [
+        b"",
+        b"[]",
+        b'"x"',
+        b"{",
+        b"\xff",
+        b'{"version": 7, "data": 3}',
+        b'{"data": [4]}',
+        b'{"data": [{"owned_by": []}]}',
+    ],
 )
 async def test_nonsense_is_some_other_engine(body):
     async def get(_path):
@@ -93,7 +103,7 @@ async def test_only_a_worker_that_serves_by_priority_hears_of_one(
             )
             assert answer.status_code == 200
     told = [e.header("X-Vllm-Priority") for e in ordered.chats]
-    assert told == ["-3", None, None, str(2**31 - 1)]
+    assert told == ["-3", "0", None, str(2**31 - 1)]
     assert [e.header("X-Vllm-Priority") for e in plain.chats] == [None] * 4
 
 
@@ -113,7 +123,8 @@ async def test_a_key_says_the_priority_and_its_caller_does_not(
             json={},
             headers={"Authorization": f"Bearer {key}", "X-Vllm-Priority": "-1000"},
         )
-    assert [e.header("X-Vllm-Priority") for e in worker.chats] == ["-5", None]
+    # Also 0 is said: else the priority in the body would count.
+    assert [e.header("X-Vllm-Priority") for e in worker.chats] == ["-5", "0"]
 
 
 async def test_no_notice_goes_to_an_engine_without_our_control_api(

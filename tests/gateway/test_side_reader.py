@@ -139,3 +139,28 @@ def test_memory_is_bounded(content_type):
     for _ in range(MAX_BUFFERED_BYTES // 2**20 + 1):
         reader.feed(b"data: " + b"x" * 2**20)
     assert reader.finish() is None
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        # Of several choices one ends: not an event of text alone.
+        (
+            b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null},'
+            b'{"index":1,"delta":{"content":"b"},"finish_reason":"length"}]}\n\n',
+            "length",
+        ),
+        (b"", None),
+    ],
+)
+def test_events_of_text_are_passed_over_and_no_others(last, expected):
+    plain = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
+    answer = read([b": ping\n\n", plain, plain, last, b"data: [DONE]\n\n"], "text/event-stream")
+    assert answer is not None
+    assert answer.finish_reason == expected
+
+
+def test_an_error_beside_text_is_no_answer():
+    plain = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
+    error = plain.replace(b'{"choices"', b'{"error":{"message":"m"},"choices"')
+    assert read([plain, plain, error, b"data: [DONE]\n\n"], "text/event-stream") is None

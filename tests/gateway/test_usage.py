@@ -75,6 +75,13 @@ async def test_without_a_word_the_answer_counts_without_tokens(told):
     assert await until_counted(told, 1) == {"prompt": 0, "cached": 0, "completion": 0}
 
 
+async def test_without_a_stream_of_states_nobody_waits_for_ever(told, worker):
+    await told.chat("s")
+    await worker.stop()
+    told.clock.advance(PATIENCE_S + 1)
+    assert await until_counted(told, 1) == {"prompt": 0, "cached": 0, "completion": 0}
+
+
 async def test_a_stream_of_states_that_breaks_is_opened_again(told, worker, eventually):
     await worker.stop()
     await eventually(lambda: not told.app._states.follows(worker.worker_id))

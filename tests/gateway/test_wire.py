@@ -107,11 +107,15 @@ async def test_headers_come_as_they_were_sent(pool, server):
         (b"HTTP/1.1 204 No\r\n\r\n", True),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", True),
         (answer() + b"more than was said", False),
+        (answer() + answer(b"SECOND", status=404, X_Other="1"), False),
+        (answer() + b"HTTP/1.1 404 X\r\nConte", False),
     ],
 )
 async def test_only_a_clean_connection_is_kept(pool, server, last, is_kept):
     server.answers = [last, answer()]
     response = await ask(pool, server)
+    assert response.status in (200, 204)
+    assert response.header(b"x-other") is None
     assert await whole(response) == (b"" if response.status == 204 else b"hello")
     pool.put(server.url, response.connection)
     assert (await pool.get(server.url) is response.connection) is is_kept
@@ -140,6 +144,10 @@ async def test_heads_that_come_first_are_passed_over(pool, server):
         b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
         b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 2**20,
+        b"HTTP/1.1 099 X\r\nContent-Length: 1\r\n\r\nx",
+        b"HTTP/1.1 700 X\r\nContent-Length: 1\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\nContent-Le",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
     ],
 )
 async def test_what_is_not_http_is_refused(pool, server, nonsense):
@@ -156,11 +164,46 @@ async def test_a_close_before_an_answer_says_whether_the_connection_was_stale(po
     response = await ask(pool, server)
     await whole(response)
     pool.put(server.url, response.connection)
-    for reused in (True, False):
+    for is_stale in (True, False):
         server.answers = server.answers or [close]
         with pytest.raises(ClosedError) as caught:
             await ask(pool, server)
-        assert caught.value.reused is reused
+        assert caught.value.is_stale is is_stale
+
+
+async def test_one_that_dies_at_work_was_not_stale(pool, server, monkeypatch):
+    async def work(_reader, writer):
+        await asyncio.sleep(0.2)
+        writer.transport.abort()
+
+    monkeypatch.setattr("saga_gateway.wire._STALE_S", 0.1)
+    server.answers = [answer(), work]
+    response = await ask(pool, server)
+    await whole(response)
+    pool.put(server.url, response.connection)
+    with pytest.raises(ClosedError) as caught:
+        await ask(pool, server)
+    assert caught.value.is_stale is False
+
+
+async def test_trailers_are_no_headers(pool, server):
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    server.answers = [chunked + b"5\r\nhello\r\n0\r\nSet-Cookie: x\r\n\r\n"]
+    response = await ask(pool, server)
+    assert await whole(response) == b"hello"
+    assert response.header(b"set-cookie") is None
+
+
+async def test_a_connection_with_an_upload_under_way_is_not_kept(pool, server):
+    async def refuse(reader, writer):
+        writer.write(answer(status=401))
+        await reader.read()
+
+    server.answers = [refuse]
+    response = await ask(pool, server, body=b"y" * 2**25)
+    await whole(response)
+    pool.put(server.url, response.connection)
+    assert not response.connection.is_open
 
 
 @pytest.mark.parametrize(
@@ -239,10 +282,19 @@ async def test_an_answer_that_is_not_read_to_its_end_closes_its_connection(pool,
     assert not response.connection.is_open
 
 
-async def test_a_connection_that_has_waited_too_long_is_not_used(server):
-    pool = Pool(idle_s=0.0, connect_s=5.0)
-    server.answers = [answer(), answer()]
-    response = await ask(pool, server)
-    await whole(response)
-    pool.put(server.url, response.connection)
-    assert await pool.get(server.url) is not response.connection
+async def test_connections_that_have_waited_too_long_are_closed(server):
+    pool = Pool(idle_s=0.05, connect_s=5.0)
+    server.answers = [answer() for _ in range(4)]
+    responses = [await ask(pool, server) for _ in range(2)]
+    for response in responses:
+        await whole(response)
+        pool.put(server.url, response.connection)
+    async with asyncio.timeout(5):
+        while any(response.connection.is_open for response in responses):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert pool._waiting == {}
+
+
+async def test_a_host_that_is_no_name_is_no_crash(pool):
+    with pytest.raises((OSError, UnicodeError)):
+        await pool.get("http://a..b:80")
