@@ -266,6 +266,12 @@ class KVRetention:
             self.index.clear()
             self._count_pins(self.index, self.clock())
 
+    def attach_prefetcher(self, prefetcher: Prefetcher) -> None:
+        """Tell it of pauses, and of sessions that lose blocks."""
+        self.prefetcher = prefetcher
+        if self.index is not None:
+            self.index.on_loss = lambda session_id: prefetcher.lost(session_id, now_s=self.clock())
+
     # Host tier
 
     def attach_host(

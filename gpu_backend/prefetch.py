@@ -18,7 +18,10 @@ from saga_core.prefetch import PrefetchCandidate, PrefetchVerdict, TierSpeed, pl
 
 _FIRST_LOOK_S = 0.05
 _LOOK_AGAIN = 1.25
-"""A session that needs nothing now is looked at again when its pause is so many times as old."""
+"""A session that misses something is looked at again when its pause is so many times as old."""
+_RESIDENT_S, _RESIDENT_AGAIN = 2.0, 2.0
+"""One that misses nothing is looked at when it loses blocks. It may lose others' that it shares,
+of which nobody tells: so, rarely, in between."""
 _MAX_LOOKS_PER_STEP = 4
 _REMEMBERED_POOLS = 4
 """Prompts of so many pools of tokens are remembered, four bytes a token."""
@@ -156,7 +159,13 @@ class Prefetcher:
         self._tokens += len(chain.tokens)
         while self._tokens > _REMEMBERED_POOLS * self.num_blocks * self.block_tokens:
             self._forget(next(iter(self._watched)))
-        self._look(session_id, watched, now_s + _FIRST_LOOK_S)
+        self._look(session_id, watched, now_s + _RESIDENT_S)
+
+    def lost(self, session_id: str, *, now_s: float) -> None:
+        """Blocks of the session are being given up."""
+        watched = self._watched.get(session_id)
+        if watched is not None and session_id not in self._under_way:
+            self._look(session_id, watched, max(now_s, watched.since_s + _FIRST_LOOK_S))
 
     def expected(self, session_id: str, resume_s: float | None, *, now_s: float) -> None:
         """Something has been said of the session's pause; ``resume_s``: it ends about then."""
@@ -252,6 +261,11 @@ class Prefetcher:
         where = engine.residence(watched.chain)
         is_computed = where.host_blocks == 0
         blocks = len(watched.chain.hashes) if is_computed else where.gpu_blocks + where.host_blocks
+        if blocks <= where.gpu_blocks:
+            age_s = now_s - watched.since_s
+            again_s = watched.since_s + max(_RESIDENT_S, _RESIDENT_AGAIN * age_s)
+            self._look(session_id, watched, again_s)
+            return None
         missing = min(blocks - where.gpu_blocks, self._budget_blocks(is_computed))
         if missing <= 0 or (is_computed and not engine.is_idle()):
             self._look_later(session_id, watched, now_s)

@@ -184,7 +184,7 @@ class SagaSchedulerMixin:
             setattr(manager, name, look_up)
         if config.prefetch and self._saga_can_prefetch(saga):
             self._saga_replay = Replay(self, saga, super().add_request)  # type: ignore[misc]
-            saga.prefetcher = self._saga_replay.prefetcher
+            saga.attach_prefetcher(self._saga_replay.prefetcher)
         if config.order_waiting and saga.index is not None and self._saga_counts_regret:
             self._saga_admission = AdmissionOrder(self, saga, config.retention.max_overtaken_s)
         if config.preempt_waiting:

@@ -52,6 +52,7 @@ class SessionIndex:
         settings: bounds and constants.
 
     Attributes:
+        on_loss: told of a session some of whose blocks have been chosen to be given up.
         on_victim: told of each block chosen to be given up, with who held it (session id, or the
             run's number where no session waits for it) and its run.
         on_ranked: told of each session whose run is ranked anew, with that run.
@@ -65,6 +66,7 @@ class SessionIndex:
     policy_name: str
     settings: RetentionSettings
     on_victim: Callable[[int, str | int, Run], None] | None = None
+    on_loss: Callable[[str], None] | None = None
     on_ranked: Callable[[str, Run], None] | None = None
     is_held: Callable[[int], bool] = field(init=False)
     _model: PauseModel = field(init=False)
@@ -293,6 +295,8 @@ class SessionIndex:
                 chosen += filter(is_idle, self._holders.take(held, count - len(chosen)))
             for block in chosen[first:]:
                 self._victim_states[block] = held.state
+            if self.on_loss is not None and held.session_id is not None:
+                self.on_loss(held.session_id)
             if self.on_victim is not None:
                 holder = run_id if held.session_id is None else held.session_id
                 run = self._order.run(run_id)

@@ -213,3 +213,28 @@ def test_regular_pauses_are_foreseen_without_a_hint(worker: Worker) -> None:
     assert worker.counts["useful"] - before["useful"] >= 4
     assert min(hits) >= (SESSION_BLOCKS - 1) * BLOCK_TOKENS - BLOCK_TOKENS
     assert worker.engine.saga.off_reason is None
+
+
+def _wakes(worker: Worker, seconds: float) -> int:
+    """How often an idle engine asks to be ticked."""
+    end_s, wakes = worker.now_s + seconds, 0
+    while True:
+        wake_in_s = worker.tick()
+        if wake_in_s is None or worker.now_s + wake_in_s > end_s:
+            return wakes
+        worker.now_s += wake_in_s
+        wakes += 1
+
+
+def test_a_session_that_keeps_its_kv_leaves_an_idle_engine_in_peace(
+    make_worker: Callable[[int], Worker],
+) -> None:
+    worker = make_worker(0)
+    worker.step_of()
+    assert _wakes(worker, 30.0) <= 5
+    # What it loses it is asked about again at once.
+    worker.flood()
+    wake_in_s = worker.tick()
+    assert wake_in_s is not None
+    assert wake_in_s < 15.0
+    assert _wakes(worker, 300.0) > 5
