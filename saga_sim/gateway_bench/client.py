@@ -117,9 +117,15 @@ async def _ask_health(port: int, every_s: float, took_s: list[float]) -> None:
 
 
 def body_of(load: Load) -> str:
-    """A chat request of the load's length."""
-    filler = "x" * max(0, load.body_bytes - 70)
-    return f'{{"model":"m","stream":false,"messages":[{{"role":"user","content":"{filler}"}}]}}'
+    """A chat request of the load's length.
+
+    How long the answer is to be, and how slow, is said in fields that other gateways pass on too.
+    """
+    filler = "x" * max(0, load.body_bytes - 110)
+    wanted = '"stream":false'
+    if load.events:
+        wanted = f'"stream":true,"max_tokens":{load.events},"seed":{round(load.interval_ms)}'
+    return f'{{"model":"m",{wanted},"messages":[{{"role":"user","content":"{filler}"}}]}}'
 
 
 def _request(load: Load, number: int) -> bytes:
@@ -133,8 +139,6 @@ def _request(load: Load, number: int) -> bytes:
     ]
     if load.sessions:
         head.append(f"X-Session-ID: session-{number % load.sessions}")
-    if load.events:
-        head += [f"X-Bench-Events: {load.events}", f"X-Bench-Interval-Ms: {load.interval_ms}"]
     return "\r\n".join([*head, "", body]).encode()
 
 

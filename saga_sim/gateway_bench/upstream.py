@@ -2,12 +2,13 @@
 
 ``python -m saga_sim.gateway_bench.upstream PORT``. A request is answered with a short completion,
 after ``X-Bench-Interval-Ms``; with ``X-Bench-Events: N`` with a stream of N events, one each
-``X-Bench-Interval-Ms``.
+``X-Bench-Interval-Ms``. A body that asks for a stream says the same by ``max_tokens`` and ``seed``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from typing import cast
 
@@ -28,6 +29,8 @@ _EVENT = (
     b'[{"index":0,"delta":{"content":" token"},"finish_reason":null}]}\n\n'
 )
 _CHUNK = b"%x\r\n%s\r\n" % (len(_EVENT), _EVENT)
+_STREAM = re.compile(rb'"stream": ?true')
+_WANTED = re.compile(rb'"(max_tokens|seed)": ?(\d+)')
 _DONE = b"data: [DONE]\n\n"
 _END = b"%x\r\n%s\r\n0\r\n\r\n" % (len(_DONE), _DONE)
 
@@ -56,6 +59,10 @@ class _Connection(asyncio.Protocol):
         if len(body) < length:
             return
         self._buffer = body[length:]
+        if _STREAM.search(body) is not None:
+            wanted = {name: int(value) for name, value in _WANTED.findall(body)}
+            events = wanted.get(b"max_tokens", 1)
+            interval_s = wanted.get(b"seed", 0) / 1000
         assert self._transport is not None
         if not events and not interval_s:
             self._transport.write(_ANSWER)
