@@ -125,6 +125,8 @@ class _Watched:
     # has not, it is always a little ahead.
     early_s: float | None = None
     resume_s: float | None = None
+    # Blocks of it have been chosen to go; they go one by one, as others need them.
+    is_losing: bool = False
 
 
 @dataclass(slots=True)
@@ -165,6 +167,7 @@ class Prefetcher:
         """Blocks of the session are being given up."""
         watched = self._watched.get(session_id)
         if watched is not None and session_id not in self._under_way:
+            watched.is_losing = True
             self._look(session_id, watched, max(now_s, watched.since_s + _FIRST_LOOK_S))
 
     def expected(self, session_id: str, resume_s: float | None, *, now_s: float) -> None:
@@ -261,7 +264,7 @@ class Prefetcher:
         where = engine.residence(watched.chain)
         is_computed = where.host_blocks == 0
         blocks = len(watched.chain.hashes) if is_computed else where.gpu_blocks + where.host_blocks
-        if blocks <= where.gpu_blocks:
+        if blocks <= where.gpu_blocks and not watched.is_losing:
             age_s = now_s - watched.since_s
             again_s = watched.since_s + max(_RESIDENT_S, _RESIDENT_AGAIN * age_s)
             self._look(session_id, watched, again_s)

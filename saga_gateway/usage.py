@@ -53,6 +53,7 @@ class UsageDesk:
             self._settle(numbers[0], usage)
             return
         self._early[key] = (self._clock(), usage)
+        self._early.move_to_end(key)
         if len(self._early) > _MAX_WAITING:
             self._early.popitem(last=False)
 

@@ -162,7 +162,9 @@ class Workers:
     def rested(self, loads: list[WorkerLoad], now_s: float) -> list[WorkerLoad]:
         """The same, those that have asked for rest shown as not available while others are."""
         resting = {w.worker_id for w in self._by_id.values() if now_s < w.rests_until_s}
-        if not any(load.available and load.worker_id not in resting for load in loads):
+        if not resting or not any(
+            load.available and load.worker_id not in resting for load in loads
+        ):
             return loads
         return [_unavailable(load) if load.worker_id in resting else load for load in loads]
 

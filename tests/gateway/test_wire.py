@@ -1,6 +1,7 @@
 """The lean HTTP client, against a server that does what each test says."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -29,15 +30,14 @@ class Server:
     async def _serve(self, reader, writer):
         self.connections += 1
         try:
-            while self.answers:
-                await reader.readuntil(b"\r\n\r\n")
-                answer = self.answers.pop(0)
-                if isinstance(answer, bytes):
-                    writer.write(answer)
-                else:
-                    await answer(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # The client has gone.
+            with suppress(asyncio.IncompleteReadError, ConnectionError):  # The client has gone.
+                while self.answers:
+                    await reader.readuntil(b"\r\n\r\n")
+                    answer = self.answers.pop(0)
+                    if isinstance(answer, bytes):
+                        writer.write(answer)
+                    else:
+                        await answer(reader, writer)
         finally:
             writer.close()
             self.lost.set()
