@@ -6,17 +6,27 @@ responses, Anthropic's messages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import orjson
 
 from saga_core.hints import MAX_VALUE_CHARS
 
 _MAX_TOOLS = 256
 _MAX_ID_CHARS = 256
+_MAX_TEXT_CHARS = 2**22
 _LAST_RESPONSE_EVENTS = frozenset(
     {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 )
 _MESSAGE_EVENTS = frozenset(
-    {"message_start", "content_block_start", "message_delta", "message_stop", "message"}
+    {
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "message_delta",
+        "message_stop",
+        "message",
+    }
 )
 
 
@@ -42,25 +52,36 @@ class Answer:
         finish_reason: the last one said, in the dialect's own words; None when there was none.
         usage: token counts; None when the worker sent none.
         response_id: the id under which a later request may go on from it; only of responses.
+        text: what it says, of the first choice; empty unless it was asked for.
+        calls: name and JSON arguments of each tool call; none unless they were asked for.
     """
 
     tool_names: tuple[str, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
     response_id: str | None = None
+    text: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
 
 
 class Draft:
     """An answer as far as it has been read.
+
+    Args:
+        with_text: keep what it says as well.
 
     Attributes:
         done: an event has said that it was the last one.
         found: something has been read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_text: bool = False) -> None:
         self.done = False
         self._names: dict[tuple[int, int], str] = {}
+        self._arguments: dict[tuple[int, int], list[str]] | None = {} if with_text else None
+        self._texts: dict[int, list[str]] = {}
+        self._raw: list[bytes] = []
+        self._text_chars = 0
         self._finish_reason: str | None = None
         self._usage: Usage | None = None
         self._response_id: str | None = None
@@ -71,8 +92,23 @@ class Draft:
         """The answer; None after an error, or when nothing looked like one."""
         if self._error or not self.found:
             return None
-        names = tuple(name for _, name in sorted(self._names.items()) if name)
-        return Answer(names, self._finish_reason, self._usage, self._response_id)
+        called = [(key, name) for key, name in sorted(self._names.items()) if name]
+        names = tuple(name for _, name in called)
+        answer = Answer(names, self._finish_reason, self._usage, self._response_id)
+        if self._arguments is None:
+            return answer
+        self._take_in_raw()
+        return replace(
+            answer,
+            text="".join(piece for _, pieces in sorted(self._texts.items()) for piece in pieces),
+            calls=tuple((name, "".join(self._arguments.get(key, ()))) for key, name in called),
+        )
+
+    def add_raw_text(self, piece: bytes) -> None:
+        """Read a piece of text as it stands in JSON, without its quotes."""
+        self._text_chars += len(piece)
+        if self._text_chars <= _MAX_TEXT_CHARS:
+            self._raw.append(piece)
 
     def add(self, content: object) -> None:
         """Read one event's content, or a whole answer."""
@@ -100,16 +136,24 @@ class Draft:
             for part in (choice.get("delta"), choice.get("message")):
                 if isinstance(part, dict):
                     self._add_calls(number, part)
+                    if self._arguments is not None and number == 0:
+                        self._add_text(0, part.get("content"))
+            if self._arguments is not None and number == 0:
+                self._add_text(0, choice.get("text"))
         self._use(content.get("usage"))
 
     def _add_calls(self, choice: int, part: dict[str, object]) -> None:
         for position, call in enumerate(_objects(part.get("tool_calls"))):
             function = call.get("function")
             if isinstance(function, dict):
-                self._add_name((choice, _int(call.get("index"), position)), function.get("name"))
+                self._add_call((choice, _int(call.get("index"), position)), function)
         legacy = part.get("function_call")
         if isinstance(legacy, dict):
-            self._add_name((choice, -1), legacy.get("name"))
+            self._add_call((choice, -1), legacy)
+
+    def _add_call(self, key: tuple[int, int], function: dict[str, object]) -> None:
+        self._add_name(key, function.get("name"))
+        self._add_arguments(key, function.get("arguments"))
 
     # Responses
 
@@ -134,8 +178,16 @@ class Draft:
         self.done = kind in _LAST_RESPONSE_EVENTS
 
     def _add_item(self, position: int, item: dict[str, object]) -> None:
-        if item.get("type") in ("function_call", "custom_tool_call", "mcp_call"):
+        kind = item.get("type")
+        if kind in ("function_call", "custom_tool_call", "mcp_call"):
             self._add_name((0, position), item.get("name"))
+            if self._arguments is not None:  # An item says all of it, once begun and once done.
+                self._arguments.pop((0, position), None)
+                self._add_arguments((0, position), item.get("arguments", item.get("input")))
+        elif kind == "message" and self._arguments is not None:
+            self._texts.pop(position, None)
+            for part in _objects(item.get("content")):
+                self._add_text(position, part.get("text"))
 
     # Messages
 
@@ -152,6 +204,9 @@ class Draft:
             self._add_block(_int(content.get("index")), block)
         if isinstance(delta, dict):
             self._end_with(delta.get("stop_reason"))
+            position = _int(content.get("index"))
+            self._add_text(position, delta.get("text"))
+            self._add_arguments((0, position), delta.get("partial_json"))
         if kind == "message_delta":
             self._use(content.get("usage"))
         self.done = kind == "message_stop"
@@ -159,6 +214,10 @@ class Draft:
     def _add_block(self, position: int, block: dict[str, object]) -> None:
         if block.get("type") == "tool_use":
             self._add_name((0, position), block.get("name"))
+            if block.get("input") and self._arguments is not None:
+                self._add_arguments((0, position), orjson.dumps(block["input"]).decode())
+        else:
+            self._add_text(position, block.get("text"))
 
     # All of them
 
@@ -172,6 +231,28 @@ class Draft:
         if not isinstance(name, str) or name == known or len(self._names) >= _MAX_TOOLS:
             return
         self._names[key] = (known + name)[:MAX_VALUE_CHARS]
+
+    def _add_text(self, position: int, text: object) -> None:
+        if self._arguments is None or not isinstance(text, str) or not text:
+            return
+        if self._raw:
+            self._take_in_raw()
+        self._text_chars += len(text)
+        if self._text_chars <= _MAX_TEXT_CHARS:
+            self._texts.setdefault(position, []).append(text)
+
+    def _add_arguments(self, key: tuple[int, int], piece: object) -> None:
+        if self._arguments is None or not isinstance(piece, str) or key not in self._names:
+            return
+        self._text_chars += len(piece)
+        if self._text_chars <= _MAX_TEXT_CHARS:
+            self._arguments.setdefault(key, []).append(piece)
+
+    def _take_in_raw(self) -> None:
+        raw, self._raw = self._raw, []
+        if raw:
+            text: str = orjson.loads(b'"' + b"".join(raw) + b'"')
+            self._texts.setdefault(0, []).append(text)
 
     def _use(self, usage: object) -> None:
         """Take token counts; what a later event does not say again stays."""

@@ -14,18 +14,25 @@ from saga_gateway.answers import Answer, Draft
 
 MAX_BUFFERED_BYTES = 16 * 2**20
 """An event or JSON answer beyond this size is not read."""
+_TEXT = b'"content":"'
 
 
 class SideReader:
     """Reads one response.
 
+    Args:
+        with_text: whether the answer's text and the arguments of its calls are wanted.
+
     Attributes:
         done: the stream has said that it is complete.
     """
 
-    def __init__(self, content_type: str, content_encoding: str) -> None:
+    def __init__(
+        self, content_type: str, content_encoding: str, *, with_text: bool = False
+    ) -> None:
         self.done = False
-        self._draft = Draft()
+        self._draft = Draft(with_text=with_text)
+        self._with_text = with_text
         self._failed = False
         self._inflate = _inflater(content_encoding)
         self._lines = _EventSplitter() if is_event_stream(content_type) else None
@@ -60,6 +67,8 @@ class SideReader:
         if event is not None:
             if not self._draft.found or not _is_plain_delta(event):
                 self._read_event(event)
+            elif self._with_text:
+                self._read_text(event)
             return
         for event in self._lines.feed(data):
             self._read_event(event)
@@ -82,6 +91,15 @@ class SideReader:
         self._draft.add(content)
         self.done = self._draft.done
 
+    def _read_text(self, event: bytes) -> None:
+        """Read the text of a plain delta, which ends at the first quote without a backslash."""
+        start = event.index(_TEXT) + len(_TEXT)
+        end = event.index(b'"', start)
+        if b"\\" in event[start:end] or event.count(_TEXT) != 1 or b'"index":0' not in event:
+            self._read_event(event)
+        else:
+            self._draft.add_raw_text(event[start:end])
+
 
 def _is_plain_delta(event: bytes) -> bool:
     """Whether an event of OpenAI's chat has a piece of text and nothing that is read.
@@ -92,7 +110,7 @@ def _is_plain_delta(event: bytes) -> bool:
         b'"finish_reason":null' in event
         and event.count(b'"finish_reason"') == 1
         and b'"error"' not in event
-        and b'"content":"' in event
+        and _TEXT in event
         and b'"tool_calls"' not in event
         and b'"function_call"' not in event
         and b'"usage"' not in event

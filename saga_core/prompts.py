@@ -1,0 +1,328 @@
+"""Prompts as pieces: what a request says, as keyed hashes and lengths.
+
+The bodies of four APIs are read: OpenAI's chat completions, text completions and responses, and
+Anthropic's messages. What clients write in more than one way (parts or a text, JSON arguments with
+other spaces, blanks at the ends) gives the same pieces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from saga_core.conversations import Kind, Piece
+from saga_core.workflows import Template
+
+_DIGEST_BYTES = 8
+_DIGITS = b"0123456789"
+# Words with a digit in them: dates, times, counts, ids. Names of days and months stand beside such.
+_VALUE = re.compile(
+    rb"\S*[0-9]\S*|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b"
+    rb"|\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|mon|tue|wed|thu|fri|sat|sun)[a-z]*\b",
+    re.IGNORECASE,
+)
+_MAX_MASKED = 4096
+_BIG_CHARS = 2**16
+_BIG_ENDS_CHARS = 2**10
+_FIRST_BLOCK_CHARS = 64
+_BLOCK_SHARE = 64
+_TOKENS_PER_BLOCK = 64
+_MIN_LINE_CHARS = 12
+_MAX_LINES = 256
+_TEMPLATE_CHARS = 2**16
+
+CALL = "call"
+"""Role under which a tool call is hashed; of other pieces it is their kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's prompt.
+
+    Attributes:
+        pieces: messages, tool calls and tool results in order, or blocks of plain text.
+        shape: keyed hash of what all runs of a workflow have in common: model, system prompt
+            without its values, names of the tools.
+        observed_chars: length of what was added after the last answer, tool results above all.
+        follows: id of the response that the prompt goes on from; its own pieces are what is new.
+    """
+
+    pieces: tuple[Piece, ...]
+    shape: int
+    observed_chars: int
+    follows: str | None = None
+
+
+class PromptReader:
+    """Reads the bodies of requests, parsed from JSON.
+
+    Nothing of a prompt is kept, save for keyed hashes of system prompts. A body that is not as its
+    API says gives what can be read of it: the worker says what is wrong.
+
+    Args:
+        secret: key of the hashes, at most 64 bytes; equal in replicas that share what they learn.
+    """
+
+    def __init__(self, secret: bytes = b"") -> None:
+        self._hash = blake2b(digest_size=_DIGEST_BYTES, key=secret)
+        self._masked: OrderedDict[int, int] = OrderedDict()
+
+    def read(self, api: str, content: Mapping[str, Any]) -> Prompt | None:
+        """The prompt of a body; None when there is none, or more than one.
+
+        Args:
+            api: "chat", "completions", "responses" or "messages".
+        """
+        if api == "completions":
+            pieces = self._flat(content.get("prompt"))
+        else:
+            pieces = list(self._messages(api, content))
+        if not pieces:
+            return None
+        observed = 0
+        for piece in reversed(pieces):
+            if piece.kind is Kind.ASSISTANT or piece.kind is Kind.SYSTEM:
+                break
+            observed += piece.size
+        follows = content.get("previous_response_id")
+        return Prompt(
+            tuple(pieces),
+            self._shape(content, pieces),
+            observed,
+            follows if isinstance(follows, str) and api == "responses" else None,
+        )
+
+    def answer(self, text: str, calls: Iterable[tuple[str, str]] = ()) -> list[Piece]:
+        """The pieces as which an answer comes back: its text, then its calls.
+
+        Args:
+            calls: name and JSON arguments of each.
+        """
+        pieces = list(self._said(Kind.ASSISTANT, text))
+        pieces += [self._call(name, arguments) for name, arguments in calls]
+        return pieces
+
+    def template(self, api: str, content: Mapping[str, Any]) -> Template:
+        """What the body shows of its workflow. Dearer than reading it; once for each shape."""
+        tools = _tool_names(content)
+        text = _system_text(api, content)
+        is_stable = bool(text or tools)
+        if not is_stable:
+            text = _first_text(api, content)
+        lines = (line.strip() for line in re.split(r"\n|(?<=[.!?]) ", text[:_TEMPLATE_CHARS]))
+        kept = [line for line in lines if len(line) >= _MIN_LINE_CHARS][:_MAX_LINES]
+        return Template(
+            kind=self._digest(orjson.dumps([content.get("model"), tools])),
+            lines=tuple(map(self._masked_digest, kept or tools[:1])),
+            is_stable=is_stable,
+        )
+
+    # Pieces
+
+    def _messages(self, api: str, content: Mapping[str, Any]) -> Iterator[Piece]:
+        system = _system_text(api, content) if api != "chat" else ""
+        if system:
+            yield self._system(system)
+        if api == "responses":
+            given = content.get("input")
+            if isinstance(given, str):
+                yield from self._said(Kind.USER, given)
+                return
+            for item in _objects(given):
+                yield from self._item(item)
+            return
+        for message in _objects(content.get("messages")):
+            if api == "messages":
+                yield from self._anthropic(message)
+            else:
+                yield from self._chat(message)
+
+    def _chat(self, message: Mapping[str, Any]) -> Iterator[Piece]:
+        role, text = message.get("role"), _text(message.get("content"))
+        if role in ("system", "developer"):
+            yield self._system(text)
+        elif role == "assistant":
+            yield from self._said(Kind.ASSISTANT, text)
+            legacy = message.get("function_call")
+            calls = [call.get("function") for call in _objects(message.get("tool_calls"))]
+            for function in [*calls, legacy]:
+                if isinstance(function, dict):
+                    yield self._call(function.get("name"), function.get("arguments"))
+        else:
+            yield from self._said(Kind.TOOL if role in ("tool", "function") else Kind.USER, text)
+
+    def _anthropic(self, message: Mapping[str, Any]) -> Iterator[Piece]:
+        content = message.get("content")
+        is_answer = message.get("role") == "assistant"
+        blocks = _objects(content)
+        for block in blocks:
+            if block.get("type") == "tool_result":
+                yield from self._said(Kind.TOOL, _text(block.get("content")))
+        yield from self._said(Kind.ASSISTANT if is_answer else Kind.USER, _text(content))
+        for block in blocks:
+            if block.get("type") == "tool_use":
+                yield self._call(block.get("name"), block.get("input"))
+
+    def _item(self, item: Mapping[str, Any]) -> Iterator[Piece]:
+        kind = item.get("type", "message")
+        if kind == "message":
+            yield from self._chat(item)
+        elif kind in ("function_call", "custom_tool_call"):
+            yield self._call(item.get("name"), item.get("arguments", item.get("input")))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            yield from self._said(Kind.TOOL, _text(item.get("output")))
+
+    def _flat(self, prompt: object) -> list[Piece]:
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            blocks = [(block.encode(), len(block)) for block in _blocks(prompt)]
+        elif isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+            starts = range(0, len(prompt), _TOKENS_PER_BLOCK)
+            cut = [prompt[start : start + _TOKENS_PER_BLOCK] for start in starts]
+            blocks = [(orjson.dumps(tokens), len(tokens)) for tokens in cut]
+        else:
+            return []
+        return [Piece(self._digest(block), size, Kind.USER) for block, size in blocks]
+
+    def _said(self, kind: Kind, text: str) -> Iterator[Piece]:
+        text = text.strip()
+        if text:
+            yield Piece(self._digest(f"{kind} {text}".encode()), len(text), kind)
+
+    def _system(self, text: str) -> Piece:
+        return Piece(self._masked_digest(text.strip()), len(text), Kind.SYSTEM)
+
+    def _call(self, name: object, arguments: object) -> Piece:
+        # In one way whatever the order of keys and the spaces.
+        known = [CALL, str(name), _parsed(arguments) if isinstance(arguments, str) else arguments]
+        content = orjson.dumps(known, option=orjson.OPT_SORT_KEYS)
+        return Piece(self._digest(content), len(content), Kind.ASSISTANT)
+
+    def _shape(self, content: Mapping[str, Any], pieces: Sequence[Piece]) -> int:
+        system = [piece.digest for piece in pieces[:4] if piece.kind is Kind.SYSTEM]
+        known = [content.get("model"), *_tool_names(content), *system]
+        if not system and len(known) == 1:
+            known.append(pieces[0].digest)
+        return self._digest(orjson.dumps(known))
+
+    def _digest(self, content: bytes) -> int:
+        hashed = self._hash.copy()
+        hashed.update(content)
+        return int.from_bytes(hashed.digest())
+
+    def _masked_digest(self, text: str) -> int:
+        """Hash of a text without its values; worked out once for each text."""
+        content = text.encode()
+        raw = self._digest(content)
+        known = self._masked.get(raw)
+        if known is None:
+            lines = content.split(b"\n")
+            masked = [
+                line if line.translate(None, _DIGITS) == line else _VALUE.sub(b"0", line)
+                for line in lines
+            ]
+            known = self._masked[raw] = self._digest(b"\n".join(masked))
+            if len(self._masked) > _MAX_MASKED:
+                self._masked.popitem(last=False)
+        return known
+
+
+def _parsed(arguments: str) -> object:
+    try:
+        return orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments.strip()
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Plain text cut after line ends; blocks grow with the text before them.
+
+    So a text and one that it begins have all blocks in common but the shorter one's last, and a
+    long text has a few hundred.
+    """
+    start = 0
+    while start < len(text):
+        wanted = start + max(_FIRST_BLOCK_CHARS, start // _BLOCK_SHARE)
+        end = text.find("\n", wanted) + 1 or len(text)
+        yield text[start:end]
+        start = end
+
+
+def _text(content: object) -> str:
+    """The text of a content, in parts or not; anything else stands in it by a few of its ends."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "".join(map(_part, content))
+
+
+def _part(part: object) -> str:
+    if not isinstance(part, dict):
+        return part if isinstance(part, str) else ""
+    text = part.get("text")
+    if isinstance(text, str):
+        return text
+    kind = part.get("type")
+    if kind in ("tool_use", "tool_result", "thinking", "redacted_thinking", "reasoning"):
+        return ""
+    # An image, a file: megabytes that differ at their ends.
+    return "".join(_ends(value) for value in _texts(part))
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+
+
+def _ends(text: str) -> str:
+    if len(text) <= _BIG_CHARS:
+        return text
+    return f"{text[:_BIG_ENDS_CHARS]}{len(text)}{text[-_BIG_ENDS_CHARS:]}"
+
+
+def _system_text(api: str, content: Mapping[str, Any]) -> str:
+    if api == "messages":
+        return _text(content.get("system"))
+    if api == "responses":
+        return _text(content.get("instructions"))
+    messages = _objects(content.get("messages"))
+    return "\n".join(
+        _text(message.get("content"))
+        for message in messages[:4]
+        if message.get("role") in ("system", "developer")
+    )
+
+
+def _first_text(api: str, content: Mapping[str, Any]) -> str:
+    if api == "completions":
+        prompt = content.get("prompt")
+        return prompt if isinstance(prompt, str) else _text(prompt)
+    messages = content.get("input") if api == "responses" else content.get("messages")
+    if isinstance(messages, str):
+        return messages
+    return next((_text(message.get("content")) for message in _objects(messages)), "")
+
+
+def _tool_names(content: Mapping[str, Any]) -> list[str]:
+    names = []
+    for tool in _objects(content.get("tools")):
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, dict) else tool.get("name")
+        if isinstance(name, str):
+            names.append(name)
+    return sorted(names)
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
