@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from saga_core.placement import Route
 from saga_gateway.asgi import Send, send_error
+from saga_gateway.identify import Identified
 from saga_gateway.routes import Dialect
 from saga_gateway.sessions import Session
 from saga_gateway.settings import GatewaySettings
@@ -24,8 +25,9 @@ class Exchange:
 
     Attributes:
         session: the session that it is a step of; None for any other request.
+        found: what its content told, where it named no session.
         home: the worker that alone can serve it well; None when any can.
-        said_session_id: the session's id in the client's words.
+        said_session_id: the session's id in the client's words, or as it was found.
         began_s, first_s: when its body had come, and the first byte of its answer.
         span: its span, when there is tracing.
         status, worker_id: of its response, and of the worker that it was sent to last.
@@ -38,6 +40,7 @@ class Exchange:
     dialect: Dialect
     tenant: str | None = None
     session: Session | None = None
+    found: Identified | None = None
     home: str | None = None
     said_session_id: str | None = None
     began_s: float = 0.0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from saga_gateway.identify import Identifier
 from saga_gateway.identity import Gatekeeper, KeyFile, networks
 from saga_gateway.metrics import Metrics
 from saga_gateway.sessions import SessionTable
@@ -23,6 +24,7 @@ class Parts:
     clock: Callable[[], float]
     workers: Workers
     sessions: SessionTable
+    identifier: Identifier
     gatekeeper: Gatekeeper
     stats: Stats
     metrics: Metrics
@@ -37,15 +39,15 @@ class Parts:
         """
         workers, stats = Workers(settings), Stats()
         sessions = SessionTable(settings.max_sessions, settings.session_silent_s)
+        secret = settings.session_secret.encode()
         keys = None if settings.keys_file is None else KeyFile(Path(settings.keys_file))
-        gatekeeper = Gatekeeper(
-            keys, networks(settings.trusted_proxies), settings.session_secret.encode()
-        )
+        gatekeeper = Gatekeeper(keys, networks(settings.trusted_proxies), secret)
         return cls(
             settings,
             clock,
             workers,
             sessions,
+            Identifier(secret, settings.max_sessions),
             gatekeeper,
             stats,
             Metrics(stats, workers, sessions, clock),

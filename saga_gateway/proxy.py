@@ -27,8 +27,8 @@ from saga_gateway.headers import Headers, decode_headers, downstream_headers, up
 from saga_gateway.identity import Identity, admit
 from saga_gateway.notifier import Notifier
 from saga_gateway.parts import Parts
-from saga_gateway.responses import ResponseHomes, named_response
-from saga_gateway.routes import Dialect, dialect_of, error_event
+from saga_gateway.responses import Made, Responses, named_response
+from saga_gateway.routes import APIS, Dialect, dialect_of, error_event
 from saga_gateway.sse import SideReader, is_event_stream
 from saga_gateway.upstream import (
     Upstream,
@@ -80,7 +80,8 @@ class Proxy:
         self._upstream = upstream
         self._refusals = Refusals(parts.settings)
         self._states, self._desk = states, desk
-        self._responses = ResponseHomes(parts.settings.max_sessions)
+        self._responses = Responses(parts.settings.max_sessions)
+        self._identifier = parts.identifier
         self._room = WaitingRoom[Choice](parts.settings.max_queued, self._leave)
         parts.metrics.watch_queue(self._room)
 
@@ -115,11 +116,11 @@ class Proxy:
             message = f"the request body is larger than {limit} bytes (max_body_bytes)"
             await send_error(send, 413, message, code="body_too_large", dialect=dialect)
             return
-        home: str | None = None
+        made: Made | None = None
         if dialect is Dialect.RESPONSES:
             named = named_response(scope["path"], body)
-            home = self._responses.get(caller.tenant, named)
-            if named is not None and home is None and caller.tenant is not None:
+            made = self._responses.get(caller.tenant, named)
+            if named is not None and made is None and caller.tenant is not None:
                 # Workers know no tenants: whose response it is, the gateway alone can tell.
                 message = f"no response {named[:64]} of this tenant"
                 await send_error(send, 404, message, code="not_found", dialect=dialect)
@@ -129,8 +130,8 @@ class Proxy:
             return
         self._stats.requests += 1
         now_s = self._clock()
-        exchange = self._begin(scope, headers, body, caller, dialect, now_s, is_step=is_step)
-        exchange.home, exchange.began_s = home, now_s
+        exchange = self._begin(scope, headers, body, caller, dialect, now_s, made, is_step=is_step)
+        exchange.began_s = now_s
         try:
             completed = await run_until_gone(receive, self._exchange(exchange, send))
             if not completed and not exchange.over:
@@ -147,14 +148,22 @@ class Proxy:
         caller: Identity,
         dialect: Dialect,
         now_s: float,
+        made: Made | None,
         *,
         is_step: bool,
     ) -> Exchange:
         said = self._hints(headers)
-        session_id = None
+        path, query = scope["path"], scope["query_string"]
+        session_id, found = None, None
         if said.session_id is not None:
             session_id = self._gatekeeper.session_id(caller, said.session_id)
-        path, query = scope["path"], scope["query_string"]
+        elif is_step and self._settings.identify_sessions:
+            follows = None if made is None else made.session_id
+            is_running = follows is not None and self._sessions.is_running(follows)
+            found = self._identifier.session(
+                APIS[path], caller.tenant, body, follows, is_running=is_running
+            )
+            session_id = None if found is None else found.session_id
         span = self._tracing.begin(path, headers, said)
         in_session = is_step and session_id is not None
         passed = upstream_headers(self._gatekeeper.strip(headers), is_step_of_session=in_session)
@@ -166,10 +175,18 @@ class Proxy:
             session_id=session_id if in_session else None,
             priority=self._gatekeeper.priority(caller, headers),
         )
-        exchange = Exchange(request, dialect, caller.tenant, span=span, is_step=is_step)
+        exchange = Exchange(
+            request,
+            dialect,
+            caller.tenant,
+            found=found,
+            home=None if made is None else made.worker_id,
+            span=span,
+            is_step=is_step,
+        )
         if in_session and session_id is not None:
-            exchange.session = self._sessions.begin(session_id, said, now_s)
-            exchange.said_session_id = said.session_id
+            exchange.session = self._sessions.begin(session_id, said, now_s, found)
+            exchange.said_session_id = said.session_id or session_id
             exchange.final = said.final
         return exchange
 
@@ -293,7 +310,8 @@ class Proxy:
         if response.status in _FULL and (retry_after := response.header(b"retry-after")):
             choice.worker.asked_for_rest(retry_after, self._clock())
         content_type = response.header(b"content-type") or ""
-        reader = SideReader(content_type, response.header(b"content-encoding") or "")
+        encoding = response.header(b"content-encoding") or ""
+        reader = SideReader(content_type, encoding, with_text=exchange.found is not None)
         headers = self._response_headers(exchange, response, choice)
         head = {"type": "http.response.start", "status": response.status, "headers": headers}
         connection = response.connection
@@ -406,11 +424,17 @@ class Proxy:
             self._stats.answers_unread += 1
         worker_id = exchange.worker_id
         if answer is not None and answer.response_id is not None and worker_id is not None:
-            self._responses.put(exchange.tenant, answer.response_id, worker_id)
+            session_id = None if exchange.session is None else exchange.session.session_id
+            self._responses.put(exchange.tenant, answer.response_id, Made(worker_id, session_id))
         now_s = self._clock()
         self._account(exchange, answer, now_s)
         if _requests_log.isEnabledFor(logging.INFO):
             _requests_log.info("request", extra={"fields": exchange.log_fields(now_s)})
+        if exchange.found is not None:
+            if answer is None:
+                self._identifier.failed(exchange.found)
+            else:
+                self._identifier.answered(exchange.found, answer)
         if exchange.session is None:
             return answer
         addressed = self._sessions.end_step(

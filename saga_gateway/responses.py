@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 import orjson
 
 from saga_gateway.routes import RESPONSE_PREFIX
 
 
-class ResponseHomes:
-    """Which worker has made a tenant's response: it alone can go on from it.
+class Made(NamedTuple):
+    """Where a response comes from: the worker that made it, and the session that it is of."""
+
+    worker_id: str
+    session_id: str | None
+
+
+class Responses:
+    """Who has made a tenant's responses: that worker alone can go on from them.
 
     The oldest makes room.
     """
 
     def __init__(self, max_responses: int) -> None:
         self._max_responses = max_responses
-        self._homes: OrderedDict[tuple[str | None, str], str] = OrderedDict()
+        self._made: OrderedDict[tuple[str | None, str], Made] = OrderedDict()
 
-    def get(self, tenant: str | None, response_id: str | None) -> str | None:
-        """The worker's id; None when the tenant has no such response here."""
-        return None if response_id is None else self._homes.get((tenant, response_id))
+    def get(self, tenant: str | None, response_id: str | None) -> Made | None:
+        """Where it comes from; None when the tenant has no such response here."""
+        return None if response_id is None else self._made.get((tenant, response_id))
 
-    def put(self, tenant: str | None, response_id: str, worker_id: str) -> None:
+    def put(self, tenant: str | None, response_id: str, made: Made) -> None:
         """Remember a response."""
-        self._homes[tenant, response_id] = worker_id
-        if len(self._homes) > self._max_responses:
-            self._homes.popitem(last=False)
+        self._made[tenant, response_id] = made
+        if len(self._made) > self._max_responses:
+            self._made.popitem(last=False)
 
 
 def named_response(path: str, body: bytes) -> str | None:

@@ -22,6 +22,14 @@ STEPS: dict[str, Dialect] = {
 }
 """Paths whose POST is a step of a session."""
 
+APIS: dict[str, str] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
+"""The same paths, and how the prompt stands in their bodies."""
+
 SINGLE: dict[str, Dialect] = {
     **dict.fromkeys(
         (

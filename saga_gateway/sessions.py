@@ -11,6 +11,7 @@ from saga_core.notices import EndNotice, Notice, PauseNotice, ResumeNotice
 from saga_core.reuse import ReuseModel
 from saga_core.types import Pause, ToolType, tool_type_of
 from saga_gateway.answers import Answer
+from saga_gateway.identify import Identified
 
 PauseKey = tuple[str | None, str | None]
 """The workflow and the tool that a pause is learned under."""
@@ -67,23 +68,37 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def begin(self, session_id: str, hints: Hints, now_s: float) -> Session:
+    def is_running(self, session_id: str) -> bool:
+        """Whether a request of the session is being served."""
+        session = self._sessions.get(session_id)
+        return session is not None and session.running > 0
+
+    def begin(
+        self, session_id: str, hints: Hints, now_s: float, found: Identified | None = None
+    ) -> Session:
         """A request of the session has arrived; closes its pause and counts it as running.
 
         A request that repeats the step before is a retry: the pause that it cuts short teaches
         nothing.
+
+        Args:
+            found: what its content told, where it named no session.
         """
         self._drop_silent(now_s)
         session = self._sessions.get(session_id)
         if session is None:
             session = self._sessions[session_id] = Session(session_id)
         retry = hints.step is not None and hints.step == session.step
+        workflow_id = hints.workflow_id
+        if found is not None:
+            retry = found.is_retry
+            workflow_id = workflow_id or found.workflow_id
         if session.paused_s is not None and not retry:
             self._durations.observe(session.pause_key, max(0.0, now_s - session.paused_s))
             self._reuse.observe(session.pause_key, overlap=1.0)
         session.paused_s = None
         session.step = hints.step
-        session.workflow_id = hints.workflow_id or session.workflow_id
+        session.workflow_id = workflow_id or session.workflow_id
         session.running += 1
         self._touch(session, now_s)
         self._keep_bound(now_s)

@@ -46,6 +46,7 @@ class GatewaySettings:
         queue_wait_s: longest wait, seconds, above 0; then the request is refused with 429.
         max_sessions: sessions remembered, at least 1; the least recently used one goes first.
         session_silent_s: silence after which a session counts as ended, seconds, up to a day.
+        identify_sessions: tell by its content which session a request is of when it names none.
         max_queued_notices: notices waiting per worker, at least 1; the oldest is dropped.
         notice_timeout_s: longest wait for a worker to take a batch of notices, seconds, above 0.
         keys_file: TOML file with the API keys of callers (see ``saga key``), read again when it
@@ -89,6 +90,7 @@ class GatewaySettings:
     queue_wait_s: float = 30.0
     max_sessions: int = 100_000
     session_silent_s: float = 7200.0
+    identify_sessions: bool = True
     max_queued_notices: int = 10_000
     notice_timeout_s: float = 2.0
     keys_file: str | None = None

@@ -7,14 +7,14 @@ PROGRAM = """
 import resource
 from saga_core.hints import Hints
 from saga_gateway.answers import Answer
-from saga_gateway.responses import ResponseHomes
+from saga_gateway.responses import Made, Responses
 from saga_gateway.sessions import SessionTable
 from saga_gateway.settings import GatewaySettings
 import saga_gateway.app  # All of what a gateway loads.
 
 settings = GatewaySettings(("http://127.0.0.1:9",))
 sessions = SessionTable(settings.max_sessions, settings.session_silent_s)
-responses = ResponseHomes(settings.max_sessions)
+responses = Responses(settings.max_sessions)
 answer = Answer(("bash",), "tool_calls")
 
 def megabytes():
@@ -26,7 +26,7 @@ for number in range(1_000_000):
     session = sessions.begin(said.session_id, said, 0.001 * number)
     session.home = "10.0.0.1:8000"
     sessions.end_step(session, answer, final=False, now_s=0.001 * number)
-    responses.put("tenant", f"resp_{number:032d}", "10.0.0.1:8000")
+    responses.put("tenant", f"resp_{number:032d}", Made("10.0.0.1:8000", None))
     if number == 200_000:
         full = megabytes()
 print(full, megabytes())
