@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ class Scenario:
     name: str
     load: Load
 
-    def scaled(self, scale: float) -> Load:
+    def scaled(self, scale: float, *, named: bool = True) -> Load:
         count = max(self.load.at_a_time, round(self.load.requests * scale))
-        return Load(**{**asdict(self.load), "requests": count})
+        return replace(self.load, requests=count, named=named)
 
 
 _CROWD = "20 events, 1,000 open"
@@ -132,6 +132,7 @@ class Arm:
         share: of the requests, it is so slow.
         environment: what it needs.
         is_peer: it is somebody else's: without it the others are measured all the same.
+        named: whether it is told the sessions of its requests.
     """
 
     command: Command
@@ -139,11 +140,13 @@ class Arm:
     share: float = 1.0
     environment: Mapping[str, str] = field(default_factory=dict)
     is_peer: bool = True
+    named: bool = True
 
 
 ARMS: dict[str, Arm] = {
     "pass-through": Arm(_pass_through, is_peer=False),
     "saga": Arm(_saga, is_peer=False),
+    "saga, sessions found": Arm(_saga, is_peer=False, named=False),
     "vllm-router": Arm(_vllm_router),
     "sglang-router": Arm(_sglang_router),
     "litellm": Arm(
@@ -201,7 +204,7 @@ async def measure(rounds: int, scale: float) -> dict[str, Any]:
                 command = arm.command(place)
                 if command is None:
                     continue
-                log = folder / f"{name}.log"
+                log = folder / f"{name.replace(' ', '-')}.log"
                 gateway = Service(
                     name, command, place.port, log, arm.environment, ready_path=arm.ready_path
                 )
@@ -213,17 +216,20 @@ async def measure(rounds: int, scale: float) -> dict[str, Any]:
                             raise
                         print(f"{name} is left out: {error}", file=sys.stderr)
                         continue
-                    await _play(place.port, Load(200, 8, sessions=_SESSIONS), 0.0)  # Warm.
+                    warm = Load(200, 8, sessions=_SESSIONS, named=arm.named)
+                    await _play(place.port, warm, 0.0)
                     for scenario in SCENARIOS:
                         before_s = gateway.cpu_s()
                         share = scale * arm.share
-                        seen = await _play(place.port, scenario.scaled(share), share)
+                        load = scenario.scaled(share, named=arm.named)
+                        seen = await _play(place.port, load, share)
                         used_s = gateway.cpu_s() - before_s
                         figures = _figures(seen, used_s)
                         results.setdefault(name, {}).setdefault(scenario.name, []).append(figures)
                     if arm.share == 1.0:
                         many = round(100_000 * scale)
-                        await _play(place.port, Load(many, 32, body_bytes=100, sessions=many), 0.0)
+                        load = Load(many, 32, body_bytes=600, sessions=many, named=arm.named)
+                        await _play(place.port, load, 0.0)
                         memory_mb.setdefault(name, []).append(_memory_mb(gateway.pid))
     return {
         "benchmark": "gateway",

@@ -37,8 +37,8 @@ _MIN_LINE_CHARS = 12
 _MAX_LINES = 256
 _TEMPLATE_CHARS = 2**16
 
-CALL = "call"
-"""Role under which a tool call is hashed; of other pieces it is their kind."""
+_Hash = blake2b
+_CALL = "call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class PromptReader:
 
     def __init__(self, secret: bytes = b"") -> None:
         self._hash = blake2b(digest_size=_DIGEST_BYTES, key=secret)
+        self._user, self._assistant, self._tool = map(self._begun, ("user", "assistant", "tool"))
         self._masked: OrderedDict[int, int] = OrderedDict()
 
     def read(self, api: str, content: Mapping[str, Any]) -> Prompt | None:
@@ -82,7 +83,8 @@ class PromptReader:
         if api == "completions":
             pieces = self._flat(content.get("prompt"))
         else:
-            pieces = list(self._messages(api, content))
+            pieces = []
+            self._add_messages(pieces, api, content)
         if not pieces:
             return None
         observed = 0
@@ -104,7 +106,8 @@ class PromptReader:
         Args:
             calls: name and JSON arguments of each.
         """
-        pieces = list(self._said(Kind.ASSISTANT, text))
+        pieces: list[Piece] = []
+        self._said(pieces, Kind.ASSISTANT, self._assistant, text)
         pieces += [self._call(name, arguments) for name, arguments in calls]
         return pieces
 
@@ -125,58 +128,63 @@ class PromptReader:
 
     # Pieces
 
-    def _messages(self, api: str, content: Mapping[str, Any]) -> Iterator[Piece]:
+    def _add_messages(self, pieces: list[Piece], api: str, content: Mapping[str, Any]) -> None:
         system = _system_text(api, content) if api != "chat" else ""
         if system:
-            yield self._system(system)
-        if api == "responses":
-            given = content.get("input")
-            if isinstance(given, str):
-                yield from self._said(Kind.USER, given)
-                return
-            for item in _objects(given):
-                yield from self._item(item)
-            return
-        for message in _objects(content.get("messages")):
-            if api == "messages":
-                yield from self._anthropic(message)
-            else:
-                yield from self._chat(message)
-
-    def _chat(self, message: Mapping[str, Any]) -> Iterator[Piece]:
-        role, text = message.get("role"), _text(message.get("content"))
-        if role in ("system", "developer"):
-            yield self._system(text)
-        elif role == "assistant":
-            yield from self._said(Kind.ASSISTANT, text)
-            legacy = message.get("function_call")
-            calls = [call.get("function") for call in _objects(message.get("tool_calls"))]
-            for function in [*calls, legacy]:
-                if isinstance(function, dict):
-                    yield self._call(function.get("name"), function.get("arguments"))
+            pieces.append(self._system(system))
+        if api == "chat":
+            for message in _objects(content.get("messages")):
+                self._add_chat(pieces, message)
+        elif api == "messages":
+            for message in _objects(content.get("messages")):
+                self._add_anthropic(pieces, message)
+        elif isinstance(content.get("input"), str):
+            self._said(pieces, Kind.USER, self._user, content["input"])
         else:
-            yield from self._said(Kind.TOOL if role in ("tool", "function") else Kind.USER, text)
+            for item in _objects(content.get("input")):
+                self._add_item(pieces, item)
 
-    def _anthropic(self, message: Mapping[str, Any]) -> Iterator[Piece]:
+    def _add_chat(self, pieces: list[Piece], message: Mapping[str, Any]) -> None:
+        role, text = message.get("role"), message.get("content")
+        if type(text) is not str:
+            text = _text(text)
+        if role == "user":
+            self._said(pieces, Kind.USER, self._user, text)
+        elif role == "assistant":
+            self._said(pieces, Kind.ASSISTANT, self._assistant, text)
+            functions = [call.get("function") for call in _objects(message.get("tool_calls"))]
+            for function in [*functions, message.get("function_call")]:
+                if isinstance(function, dict):
+                    pieces.append(self._call(function.get("name"), function.get("arguments")))
+        elif role in ("tool", "function"):
+            self._said(pieces, Kind.TOOL, self._tool, text)
+        elif role in ("system", "developer"):
+            pieces.append(self._system(text))
+        else:
+            self._said(pieces, Kind.USER, self._user, text)
+
+    def _add_anthropic(self, pieces: list[Piece], message: Mapping[str, Any]) -> None:
         content = message.get("content")
-        is_answer = message.get("role") == "assistant"
         blocks = _objects(content)
         for block in blocks:
             if block.get("type") == "tool_result":
-                yield from self._said(Kind.TOOL, _text(block.get("content")))
-        yield from self._said(Kind.ASSISTANT if is_answer else Kind.USER, _text(content))
+                self._said(pieces, Kind.TOOL, self._tool, _text(block.get("content")))
+        if message.get("role") == "assistant":
+            self._said(pieces, Kind.ASSISTANT, self._assistant, _text(content))
+        else:
+            self._said(pieces, Kind.USER, self._user, _text(content))
         for block in blocks:
             if block.get("type") == "tool_use":
-                yield self._call(block.get("name"), block.get("input"))
+                pieces.append(self._call(block.get("name"), block.get("input")))
 
-    def _item(self, item: Mapping[str, Any]) -> Iterator[Piece]:
+    def _add_item(self, pieces: list[Piece], item: Mapping[str, Any]) -> None:
         kind = item.get("type", "message")
         if kind == "message":
-            yield from self._chat(item)
+            self._add_chat(pieces, item)
         elif kind in ("function_call", "custom_tool_call"):
-            yield self._call(item.get("name"), item.get("arguments", item.get("input")))
+            pieces.append(self._call(item.get("name"), item.get("arguments", item.get("input"))))
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            yield from self._said(Kind.TOOL, _text(item.get("output")))
+            self._said(pieces, Kind.TOOL, self._tool, _text(item.get("output")))
 
     def _flat(self, prompt: object) -> list[Piece]:
         if isinstance(prompt, list) and len(prompt) == 1:
@@ -191,17 +199,20 @@ class PromptReader:
             return []
         return [Piece(self._digest(block), size, Kind.USER) for block, size in blocks]
 
-    def _said(self, kind: Kind, text: str) -> Iterator[Piece]:
+    def _said(self, pieces: list[Piece], kind: Kind, begun: _Hash, text: str) -> None:
+        """Add what somebody said, if it is anything; ``begun`` is a hash of who."""
         text = text.strip()
         if text:
-            yield Piece(self._digest(f"{kind} {text}".encode()), len(text), kind)
+            hashed = begun.copy()
+            hashed.update(text.encode())
+            pieces.append(Piece(int.from_bytes(hashed.digest()), len(text), kind))
 
     def _system(self, text: str) -> Piece:
         return Piece(self._masked_digest(text.strip()), len(text), Kind.SYSTEM)
 
     def _call(self, name: object, arguments: object) -> Piece:
         # In one way whatever the order of keys and the spaces.
-        known = [CALL, str(name), _parsed(arguments) if isinstance(arguments, str) else arguments]
+        known = [_CALL, str(name), _parsed(arguments) if isinstance(arguments, str) else arguments]
         content = orjson.dumps(known, option=orjson.OPT_SORT_KEYS)
         return Piece(self._digest(content), len(content), Kind.ASSISTANT)
 
@@ -211,6 +222,11 @@ class PromptReader:
         if not system and len(known) == 1:
             known.append(pieces[0].digest)
         return self._digest(orjson.dumps(known))
+
+    def _begun(self, who: str) -> _Hash:
+        begun = self._hash.copy()
+        begun.update(f"{who} ".encode())
+        return begun
 
     def _digest(self, content: bytes) -> int:
         hashed = self._hash.copy()

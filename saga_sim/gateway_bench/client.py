@@ -7,11 +7,13 @@ JSON; the keys are the fields of :class:`Load`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import uvloop
 
@@ -26,7 +28,8 @@ class Load:
         body_bytes: length of a request's body.
         events: of a streamed answer; 0: the answer comes whole.
         interval_ms: between two of its events.
-        sessions: session ids that are used in turn; 0: none is sent.
+        sessions: conversations that requests belong to in turn.
+        named: whether their ids are sent.
         health_every_ms: ask for ``/health`` so often meanwhile; 0: never.
     """
 
@@ -35,7 +38,8 @@ class Load:
     body_bytes: int = 4096
     events: int = 0
     interval_ms: float = 0.0
-    sessions: int = 0
+    sessions: int = 1
+    named: bool = True
     health_every_ms: float = 0.0
 
 
@@ -116,20 +120,43 @@ async def _ask_health(port: int, every_s: float, took_s: list[float]) -> None:
         await asyncio.sleep(every_s)
 
 
+SESSION_MARK = "#0000000"
+"""Stands in a body where the number of its conversation belongs; as long as that."""
+
+_TURN_CHARS = 300
+_FIXED_CHARS = 110
+
+
+@lru_cache(maxsize=8)
 def body_of(load: Load) -> str:
-    """A chat request of the load's length.
+    """A chat request of the load's length: a conversation that has gone on for some turns.
 
     How long the answer is to be, and how slow, is said in fields that other gateways pass on too.
     """
-    filler = "x" * max(0, load.body_bytes - 110)
     wanted = '"stream":false'
     if load.events:
         wanted = f'"stream":true,"max_tokens":{load.events},"seed":{round(load.interval_ms)}'
-    return f'{{"model":"m",{wanted},"messages":[{{"role":"user","content":"{filler}"}}]}}'
+    parts, left = [], load.body_bytes - _FIXED_CHARS
+    for role in itertools.cycle(("assistant", "user")):
+        message = f',{{"role":"{role}","content":""}}'
+        # The longest bodies have long turns: an agent reads files.
+        text = min(max(_TURN_CHARS, load.body_bytes // 40), left - len(message))
+        if text <= 0:
+            break
+        parts.append(message.replace('""', f'"{"x" * text}"'))
+        left -= len(message) + text
+    first = f'{{"role":"user","content":"{SESSION_MARK}"}}'
+    return f'{{"model":"m",{wanted},"messages":[{first}{"".join(parts)}]}}'
+
+
+def session_mark(number: int) -> str:
+    """What takes the place of the mark in a conversation's bodies."""
+    return f"#{number:07}"
 
 
 def _request(load: Load, number: int) -> bytes:
-    body = body_of(load)
+    session = number % load.sessions
+    body = body_of(load).replace(SESSION_MARK, session_mark(session))
     head = [
         "POST /v1/chat/completions HTTP/1.1",
         "Host: gateway",
@@ -137,8 +164,8 @@ def _request(load: Load, number: int) -> bytes:
         "Authorization: Bearer none",
         f"Content-Length: {len(body)}",
     ]
-    if load.sessions:
-        head.append(f"X-Session-ID: session-{number % load.sessions}")
+    if load.named:
+        head.append(f"X-Session-ID: session-{session}")
     return "\r\n".join([*head, "", body]).encode()
 
 

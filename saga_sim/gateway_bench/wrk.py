@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from saga_core.errors import SagaError
-from saga_sim.gateway_bench.client import Load, body_of
+from saga_sim.gateway_bench.client import SESSION_MARK, Load, body_of
 
 _SCRIPT = """
-local number, body = 0, nil
+local number, before, after = 0, nil, nil
 function init(args)
   local file = io.open(args[1], "rb")
-  body = file:read("*a")
+  before, after = string.match(file:read("*a"), "^(.-)%MARK%(.*)$")
   file:close()
 end
 function request()
-  number = number + 1
-  return wrk.format("POST", "/v1/chat/completions", {
+  number = (number + 1) % %SESSIONS%
+  local headers = {
     ["Content-Type"] = "application/json",
     ["Authorization"] = "Bearer none",
-    ["X-Session-ID"] = "session-" .. (number % %SESSIONS%),
-  }, body)
+  }
+  if %NAMED% then headers["X-Session-ID"] = "session-" .. number end
+  local body = before .. string.format("#%07d", number) .. after
+  return wrk.format("POST", "/v1/chat/completions", headers, body)
 end
 function done(summary, latency)
   local errors = summary.errors
@@ -45,7 +47,11 @@ def find_wrk() -> str | None:
 
 def _write(folder: Path, load: Load) -> tuple[Path, Path]:
     script, body = folder / "load.lua", folder / "body.json"
-    script.write_text(_SCRIPT.replace("%SESSIONS%", str(load.sessions)))
+    values = {"SESSIONS": load.sessions, "NAMED": str(load.named).lower(), "MARK": SESSION_MARK}
+    text = _SCRIPT
+    for name, value in values.items():
+        text = text.replace(f"%{name}%", str(value))
+    script.write_text(text)
     body.write_text(body_of(load))
     return script, body
 
