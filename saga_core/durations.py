@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from typing import Any
 
 from ddsketch import DDSketch
 
+from saga_core.fields import StateError, fields_of, number_of, numbers
 from saga_core.types import ToolType
 
 PRIOR_P50_S: dict[ToolType, float] = {
@@ -34,6 +36,7 @@ _GENERATION = 512
 _ENOUGH = 8
 _BATCH = 64
 _STALE = 16
+_MAX_STALE = 256
 _MAX_ASKED = 16
 _RELATIVE_ERROR = 0.02
 
@@ -42,11 +45,12 @@ class Quantiles:
     """Quantiles of a stream of non-negative numbers, within 2 % of the value.
 
     Two DDSketches: one that fills and the full one before it. The older is dropped when the newer
-    holds 512 numbers, so that between the last 512 and 1,024 numbers count. Numbers are taken into
-    them a batch at a time, which costs a fraction.
+    holds ``generation`` numbers, so that between the last 512 and 1,024 numbers count where it is
+    not said. Numbers are taken into them a batch at a time, which costs a fraction.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int = _GENERATION) -> None:
+        self._generation = generation
         self._recent = DDSketch(_RELATIVE_ERROR)
         self._before: DDSketch | None = None
         self._added: list[float] = []
@@ -79,10 +83,10 @@ class Quantiles:
     def quantile(self, q: float) -> float | None:
         """The value below which a share ``q`` (0 to 1) lies; None before the first number.
 
-        It is worked out anew when a sixteenth more numbers have come.
+        It is worked out anew when a sixteenth more numbers have come, or 256.
         """
         asked = self._asked.get(q)
-        if asked is not None and self._total - asked[0] <= asked[0] // _STALE:
+        if asked is not None and not _is_stale(asked[0], self._total):
             return asked[1]
         value = self._quantile(q)
         self._asked[q] = (self._total, value)
@@ -103,10 +107,47 @@ class Quantiles:
 
     def _take_in(self) -> None:
         for value in self._added:
-            if self._recent.count >= _GENERATION:
+            if self._recent.count >= self._generation:
                 self._before, self._recent = self._recent, DDSketch(_RELATIVE_ERROR)
             self._recent.add(value)
         self._added.clear()
+
+    @property
+    def total(self) -> int:
+        """How many numbers have come, those that no longer count included."""
+        return self._total
+
+    def bins(self) -> dict[int, float]:
+        """How many of the numbers that count lie in each bin; ``bin_value`` says where it lies."""
+        self._take_in()
+        counts = _bins(self._recent)
+        if self._before is not None:
+            for key, count in _bins(self._before).items():
+                counts[key] = counts.get(key, 0.0) + count
+        return counts
+
+    def state(self) -> dict[str, Any]:
+        """All that it holds, as values of JSON."""
+        self._take_in()
+        before = None if self._before is None else _sketch_state(self._before)
+        return {"recent": _sketch_state(self._recent), "before": before, "total": self._total}
+
+    @classmethod
+    def from_state(
+        cls, state: Any, generation: int = _GENERATION, where: str = "quantiles"
+    ) -> Quantiles:
+        """What ``state`` gave.
+
+        Raises:
+            StateError: it is not such a state.
+        """
+        fields = fields_of(state, where)
+        quantiles = cls(generation)
+        quantiles._recent = _sketch_of(fields.get("recent"), f"{where}.recent")
+        if fields.get("before") is not None:
+            quantiles._before = _sketch_of(fields["before"], f"{where}.before")
+        quantiles._total = int(number_of(fields, "total", where, least=len(quantiles)))
+        return quantiles
 
     @property
     def are_enough(self) -> bool:
@@ -136,6 +177,72 @@ class Quantiles:
                 high = middle
         value = self._quantile(1.0 - (1.0 - q) * (1.0 - high))
         return None if value is None else max(0.0, value - age_s)
+
+
+ZERO_BIN = -(2**31)
+"""The bin of numbers that are zero, below all others."""
+
+_MAPPING = DDSketch(_RELATIVE_ERROR)._mapping
+_MAX_BIN = 20_000
+
+
+def bin_of(value: float) -> int:
+    """The bin that holds ``value`` (not negative)."""
+    return int(_MAPPING.key(value)) if value > _MAPPING.min_possible else ZERO_BIN
+
+
+def bin_value(key: int) -> float:
+    """The value in the middle of a bin."""
+    return 0.0 if key == ZERO_BIN else float(_MAPPING.value(key))
+
+
+def _is_stale(then: int, now: int) -> bool:
+    """Whether enough numbers have come since there were ``then`` for the answer to have changed."""
+    return now - then > min(then // _STALE, _MAX_STALE)
+
+
+def _bins(sketch: DDSketch) -> dict[int, float]:
+    # The sketch writes itself as protobuf only; its bins are the same in every language's version.
+    store = sketch._store
+    counts = {key: count for key, count in enumerate(store.bins, store.offset) if count}
+    if sketch._zero_count:
+        counts[ZERO_BIN] = sketch._zero_count
+    return counts
+
+
+def _sketch_state(sketch: DDSketch) -> dict[str, Any]:
+    bins = _bins(sketch)
+    ends = (sketch._min, sketch._max) if bins else (0.0, 0.0)
+    return {
+        "bins": list(bins),
+        "counts": list(bins.values()),
+        "min": ends[0],
+        "max": ends[1],
+        "sum": sketch._sum,
+    }
+
+
+def _sketch_of(state: Any, where: str) -> DDSketch:
+    fields = fields_of(state, where)
+    counts = numbers(fields.get("counts"), None, f"{where}.counts")
+    keys = fields.get("bins")
+    if not isinstance(keys, list) or len(keys) != len(counts) or not all(map(_is_bin, keys)):
+        raise StateError(f"{where}.bins: expected a list of {len(counts)} numbers of bins")
+    sketch = DDSketch(_RELATIVE_ERROR)
+    for key, count in zip(keys, counts, strict=True):
+        if count and key == ZERO_BIN:
+            sketch._zero_count += count
+        elif count:
+            sketch._store.add(key, count)
+    sketch._count = sketch._zero_count + sketch._store.count
+    if sketch._count:
+        sketch._min, sketch._max = number_of(fields, "min", where), number_of(fields, "max", where)
+        sketch._sum = number_of(fields, "sum", where)
+    return sketch
+
+
+def _is_bin(key: object) -> bool:
+    return type(key) is int and (key == ZERO_BIN or abs(key) <= _MAX_BIN)
 
 
 class PauseDurations:

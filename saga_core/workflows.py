@@ -56,15 +56,19 @@ class WorkflowClasses:
         self._classes: OrderedDict[_Class, None] = OrderedDict()
         self._by_title: dict[tuple[int, int], list[_Class]] = {}
         self._by_line: dict[tuple[int, int], list[_Class]] = {}
-        self._by_shape: OrderedDict[tuple[int, int], _Class] = OrderedDict()
+        self._by_shape: OrderedDict[tuple[int, int], _Class | None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._classes)
 
     def known(self, scope: int, shape: int) -> str | None:
         """The workflow of a prompt of this shape, if one has been seen; cheap."""
-        found = self._by_shape.get((scope, shape))
-        if found is None or found not in self._classes:
+        if (scope, shape) not in self._by_shape:
+            return None
+        found = self._by_shape[scope, shape]
+        if found is None:
+            return PLAIN
+        if found not in self._classes:
             return None
         self._by_shape.move_to_end((scope, shape))
         self._classes.move_to_end(found)
@@ -72,20 +76,20 @@ class WorkflowClasses:
 
     def learn(self, scope: int, shape: int, template: Template) -> str:
         """The workflow of a prompt with this template; a new one when it is like no other."""
-        if not template.lines:
-            return PLAIN
+        found = self._learn(scope, template) if template.lines else None
+        self._by_shape[scope, shape] = found
+        if len(self._by_shape) > _SHAPES_PER_CLASS * self._max_classes:
+            self._by_shape.popitem(last=False)
+        return PLAIN if found is None else found.name
+
+    def _learn(self, scope: int, template: Template) -> _Class | None:
         kind = hash((scope, template.kind))
         found = self._find(kind, template)
         if found is None:
             found = self._begin(kind, template)
         found.runs += 1
         self._classes.move_to_end(found)
-        if not template.is_stable and found.runs == 1:
-            return PLAIN
-        self._by_shape[scope, shape] = found
-        if len(self._by_shape) > _SHAPES_PER_CLASS * self._max_classes:
-            self._by_shape.popitem(last=False)
-        return found.name
+        return None if not template.is_stable and found.runs == 1 else found
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the tables contradict each other."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import orjson
 
 from saga_core.hints import MAX_VALUE_CHARS
+from saga_core.text_calls import tool_in_text
 
 _MAX_TOOLS = 256
 _MAX_ID_CHARS = 256
@@ -48,7 +49,7 @@ class Answer:
     """What one step of a session ended with.
 
     Attributes:
-        tool_names: tools that it called, in the order of the calls.
+        tool_names: tools that it called, in the order of the calls; of calls in its text the last.
         finish_reason: the last one said, in the dialect's own words; None when there was none.
         usage: token counts; None when the worker sent none.
         response_id: the id under which a later request may go on from it; only of responses.
@@ -98,9 +99,12 @@ class Draft:
         if self._arguments is None:
             return answer
         self._take_in_raw()
+        text = "".join(piece for _, pieces in sorted(self._texts.items()) for piece in pieces)
+        written = tool_in_text(text) if text and not names else None
         return replace(
             answer,
-            text="".join(piece for _, pieces in sorted(self._texts.items()) for piece in pieces),
+            tool_names=names if written is None else (written,),
+            text=text,
             calls=tuple((name, "".join(self._arguments.get(key, ()))) for key, name in called),
         )
 

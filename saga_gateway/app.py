@@ -31,10 +31,11 @@ from saga_gateway.asgi import (
 )
 from saga_gateway.discovery import Discovery
 from saga_gateway.events import EventError, EventKind, parse_events
+from saga_gateway.graphs import WORKFLOWS_PATH, GraphFile, GraphRoutes, workflow_of
 from saga_gateway.headers import OWN_RESPONSE_HEADERS, decode_headers, upstream_headers
 from saga_gateway.health import HealthChecks
 from saga_gateway.http import bounded
-from saga_gateway.identity import KeyFile, admit, client_of, is_loopback
+from saga_gateway.identity import Identity, KeyFile, admit, client_of, is_loopback
 from saga_gateway.logs import set_up
 from saga_gateway.metrics import CONTENT_TYPE as METRICS_TYPE
 from saga_gateway.models import merged_models
@@ -75,6 +76,7 @@ class Gateway:
         self.workers, self.sessions = parts.workers, parts.sessions
         self.gatekeeper, self.metrics = parts.gatekeeper, parts.metrics
         self._clock = clock
+        self._graphs = GraphRoutes(parts.sessions.graphs, self._admit, time.time)
         self._routes: dict[str, dict[str, Handler]] = {}
         self._proxy: Proxy | None = None
 
@@ -116,6 +118,8 @@ class Gateway:
         method = response_method(path)
         if method is not None:
             return {method: self._proxy.single}
+        if workflow_of(path) is not None:
+            return {"GET": self._graphs.show, "PUT": self._graphs.declare}
         return {"POST": self._drain} if path.startswith(_WORKERS_PATH + "/") else None
 
     async def startup(self) -> None:
@@ -143,6 +147,7 @@ class Gateway:
             "/v1/models": {"GET": self._models},
             "/saga/v1/events": {"POST": self._events},
             _WORKERS_PATH: {"GET": self._list_workers},
+            WORKFLOWS_PATH: {"GET": self._graphs.list},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
@@ -157,6 +162,8 @@ class Gateway:
         watched = [self._watch_source(source) for source in self.workers.sources]
         if self.gatekeeper.keys is not None:
             watched.append(self._watch_keys(self.gatekeeper.keys))
+        if self.parts.graph_file is not None:
+            watched.append(self._keep_graphs(self.parts.graph_file))
         self._watching = [asyncio.create_task(each) for each in watched]
 
     async def shutdown(self) -> None:
@@ -169,12 +176,19 @@ class Gateway:
         self._desk.close()
         await self._notifier.stop()
         await self._upstream.close()
+        if self.parts.graph_file is not None:
+            await self.parts.graph_file.save(self.sessions.graphs)
         await asyncio.to_thread(self.parts.tracing.close)
 
     async def _watch_keys(self, keys: KeyFile) -> None:
         while True:
             await asyncio.sleep(self.settings.reload_s)
             keys.reload()
+
+    async def _keep_graphs(self, file: GraphFile) -> None:
+        while True:
+            await asyncio.sleep(self.settings.state_save_s)
+            await file.save(self.sessions.graphs)
 
     async def _watch_source(self, source: Discovery) -> None:
         async for found in source.changes():
@@ -252,8 +266,11 @@ class Gateway:
             self._proxy.workers_changed()
         await send_json(send, 200, worker.describe(self._clock()))
 
+    async def _admit(self, scope: Scope, send: Send) -> Identity | None:
+        return await admit(self.gatekeeper, scope, decode_headers(scope["headers"]), send)
+
     async def _admit_operator(self, scope: Scope, send: Send) -> bool:
-        caller = await admit(self.gatekeeper, scope, decode_headers(scope["headers"]), send)
+        caller = await self._admit(scope, send)
         if caller is not None and not caller.admin:
             message = "this key may not see how the gateway is: its entry needs admin = true"
             await send_error(send, 403, message, code="not_admin")
@@ -266,7 +283,7 @@ class Gateway:
         await send_json(send, 200, {"version": version("saga-sdk")})
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await admit(self.gatekeeper, scope, decode_headers(scope["headers"]), send)
+        caller = await self._admit(scope, send)
         if caller is None:
             return
         try:
@@ -351,7 +368,7 @@ def server_config(gateway: Gateway) -> uvicorn.Config:
         app = CORSMiddleware(
             gateway,
             allow_origins=gateway.settings.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "PUT"),
             allow_headers=("*",),
             expose_headers=OWN_RESPONSE_HEADERS,
         )

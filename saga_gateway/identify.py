@@ -27,6 +27,7 @@ class Identified:
         parent_id: the session that it branches from, of a fork.
         workflow_id: the class of requests that it belongs to.
         observed_chars: length of what was added after the last answer.
+        prompt_chars, known_chars: length of the prompt, and of what the session had of it before.
     """
 
     session_id: str
@@ -34,6 +35,8 @@ class Identified:
     parent_id: str | None
     workflow_id: str
     observed_chars: int
+    prompt_chars: int = 0
+    known_chars: int = 0
 
     @property
     def is_retry(self) -> bool:
@@ -75,11 +78,18 @@ class Identifier:
             relation = Relation.FORK if is_running else Relation.CONTINUES
             session_id = _new_id() if is_running else follows
             parent_id = follows if is_running else None
-        else:
-            match = self._conversations.arrived(scope, prompt.pieces)
-            relation, session_id = match.relation, match.session_id
-            parent_id = match.parent_id
-        return Identified(session_id, relation, parent_id, workflow, prompt.observed_chars)
+            return Identified(session_id, relation, parent_id, workflow, prompt.observed_chars)
+        match = self._conversations.arrived(scope, prompt.pieces)
+        sizes = [piece.size for piece in prompt.pieces]
+        return Identified(
+            match.session_id,
+            match.relation,
+            match.parent_id,
+            workflow,
+            prompt.observed_chars,
+            prompt_chars=sum(sizes),
+            known_chars=sum(sizes[: match.known_pieces]),
+        )
 
     def workflow(self, api: str, tenant: str | None, body: bytes) -> str | None:
         """The workflow of a request that names its session, but no workflow."""

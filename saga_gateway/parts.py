@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from saga_gateway.graphs import GraphFile
 from saga_gateway.identify import Identifier
 from saga_gateway.identity import Gatekeeper, KeyFile, networks
 from saga_gateway.metrics import Metrics
@@ -29,6 +30,7 @@ class Parts:
     stats: Stats
     metrics: Metrics
     tracing: Tracing
+    graph_file: GraphFile | None
 
     @classmethod
     def make(cls, settings: GatewaySettings, clock: Callable[[], float]) -> Parts:
@@ -38,7 +40,9 @@ class Parts:
             SettingsError: a file that they name is wrong, or a package that they need is missing.
         """
         workers, stats = Workers(settings), Stats()
-        sessions = SessionTable(settings.max_sessions, settings.session_silent_s)
+        graph_file = None if settings.state_file is None else GraphFile(Path(settings.state_file))
+        graphs = None if graph_file is None else graph_file.load()
+        sessions = SessionTable(settings.max_sessions, settings.session_silent_s, graphs)
         secret = settings.session_secret.encode()
         keys = None if settings.keys_file is None else KeyFile(Path(settings.keys_file))
         gatekeeper = Gatekeeper(keys, networks(settings.trusted_proxies), secret)
@@ -52,4 +56,5 @@ class Parts:
             stats,
             Metrics(stats, workers, sessions, clock),
             Tracing(make_provider(settings)),
+            graph_file,
         )

@@ -82,6 +82,7 @@ class Proxy:
         self._states, self._desk = states, desk
         self._responses = Responses(parts.settings.max_sessions)
         self._identifier = parts.identifier
+        self._reads_text = parts.settings.identify_sessions
         self._room = WaitingRoom[Choice](parts.settings.max_queued, self._leave)
         parts.metrics.watch_queue(self._room)
 
@@ -185,7 +186,19 @@ class Proxy:
             is_step=is_step,
         )
         if in_session and session_id is not None:
-            exchange.session = self._sessions.begin(session_id, said, now_s, found)
+            workflow_id = None if found is None else found.workflow_id
+            if found is None and said.workflow_id is None and self._settings.identify_sessions:
+                known = self._sessions.get(session_id)
+                if known is None or not known.has_workflow:
+                    workflow_id = self._identifier.workflow(APIS[path], caller.tenant, body)
+            exchange.session = self._sessions.begin(
+                session_id,
+                said,
+                now_s,
+                tenant=caller.tenant,
+                found=found,
+                workflow_id=workflow_id,
+            )
             exchange.said_session_id = said.session_id or session_id
             exchange.final = said.final
         return exchange
@@ -311,7 +324,9 @@ class Proxy:
             choice.worker.asked_for_rest(retry_after, self._clock())
         content_type = response.header(b"content-type") or ""
         encoding = response.header(b"content-encoding") or ""
-        reader = SideReader(content_type, encoding, with_text=exchange.found is not None)
+        reader = SideReader(
+            content_type, encoding, with_text=self._reads_text and exchange.session is not None
+        )
         headers = self._response_headers(exchange, response, choice)
         head = {"type": "http.response.start", "status": response.status, "headers": headers}
         connection = response.connection

@@ -1,20 +1,24 @@
-"""The sessions that the gateway knows, and what their pauses teach."""
+"""The sessions that the gateway knows, where they stand in their graphs, and what that teaches."""
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from saga_core.durations import PauseDurations
+from saga_core.graph import Graphs, Walk
 from saga_core.hints import Hints, clean
 from saga_core.notices import EndNotice, Notice, PauseNotice, ResumeNotice
-from saga_core.reuse import ReuseModel
-from saga_core.types import Pause, ToolType, tool_type_of
+from saga_core.transitions import Node
+from saga_core.types import Pause
 from saga_gateway.answers import Answer
 from saga_gateway.identify import Identified
 
-PauseKey = tuple[str | None, str | None]
-"""The workflow and the tool that a pause is learned under."""
+_CHARS_PER_TOKEN = 4
+
+WorkflowKey = tuple[str | None, str]
+"""The tenant, None for nobody, and the workflow: what a graph is learned under."""
 
 
 @dataclass(slots=True)
@@ -22,23 +26,48 @@ class Session:
     """One growing conversation.
 
     Attributes:
-        workflow_id: the workflow that its requests name, if any did.
+        walk: where it stands in its workflow's graph; the workflow's key is in it.
+        is_found: it was told by its content; no client has named it.
         home: id of the worker that serves it; None before the first placement.
         running: its requests that are being served.
         last_used_s: when a request of it last began or ended.
         step: the step number that its last request named, if it did.
+        agent: the node that its last request named, if it did.
+        is_answered: its last request has been.
+        repeats: its last request asks again for a step that has been answered.
         paused_s: when its pause began; None while none is open.
-        pause_key: what the open pause is learned under.
+        prompt_chars: length of its last prompt, where that was read.
+        observed_tokens: length of what the last prompt added after the answer before it.
+        overlap: share of the prompt before that the last one began with.
     """
 
     session_id: str
-    workflow_id: str | None = None
+    walk: Walk = field(default_factory=Walk)
+    is_found: bool = False
     home: str | None = None
     running: int = 0
     last_used_s: float = 0.0
     step: int | None = None
+    agent: str | None = None
+    is_answered: bool = False
+    repeats: bool = False
     paused_s: float | None = None
-    pause_key: PauseKey = (None, None)
+    prompt_chars: int = 0
+    observed_tokens: int | None = None
+    overlap: float | None = None
+
+    @property
+    def has_workflow(self) -> bool:
+        """Whether its workflow is known."""
+        return self.walk.workflow is not None
+
+    def read(self, found: Identified) -> None:
+        """Take what the content of its newest request tells."""
+        self.is_found = True
+        self.observed_tokens = found.observed_chars // _CHARS_PER_TOKEN
+        if self.prompt_chars:
+            self.overlap = min(1.0, found.known_chars / self.prompt_chars)
+        self.prompt_chars = found.prompt_chars
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +85,26 @@ class SessionTable:
     closes at the session's next request, whose arrival gives its length and shows that the session
     came back; or at the session's end, by word, by silence or by eviction, which shows that it did
     not. A session with running requests is not evicted: the table may exceed its bound by these.
+
+    Args:
+        max_sessions: how many are remembered.
+        silent_s: silence after which a session has ended, seconds.
+        graphs: what is learned; by default none yet.
+        wall_clock: seconds since 1970: what is learned outlives this process.
     """
 
-    def __init__(self, max_sessions: int, silent_s: float) -> None:
+    def __init__(
+        self,
+        max_sessions: int,
+        silent_s: float,
+        graphs: Graphs | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._max_sessions = max_sessions
         self._silent_s = silent_s
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._durations = PauseDurations()
-        self._reuse = ReuseModel()
+        self.graphs = Graphs() if graphs is None else graphs
+        self._wall_clock = wall_clock
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -73,8 +114,19 @@ class SessionTable:
         session = self._sessions.get(session_id)
         return session is not None and session.running > 0
 
+    def get(self, session_id: str) -> Session | None:
+        """The session, while it is remembered."""
+        return self._sessions.get(session_id)
+
     def begin(
-        self, session_id: str, hints: Hints, now_s: float, found: Identified | None = None
+        self,
+        session_id: str,
+        hints: Hints,
+        now_s: float,
+        *,
+        tenant: str | None = None,
+        found: Identified | None = None,
+        workflow_id: str | None = None,
     ) -> Session:
         """A request of the session has arrived; closes its pause and counts it as running.
 
@@ -83,22 +135,26 @@ class SessionTable:
 
         Args:
             found: what its content told, where it named no session.
+            workflow_id: its workflow, where that is known and the request does not name it.
         """
         self._drop_silent(now_s)
         session = self._sessions.get(session_id)
         if session is None:
             session = self._sessions[session_id] = Session(session_id)
         retry = hints.step is not None and hints.step == session.step
-        workflow_id = hints.workflow_id
         if found is not None:
-            retry = found.is_retry
-            workflow_id = workflow_id or found.workflow_id
+            retry = retry or found.is_retry
+            session.read(found)
+        workflow_id = hints.workflow_id or workflow_id
+        if workflow_id is not None:
+            key: WorkflowKey = (tenant, workflow_id)
+            session.walk.workflow = key
         if session.paused_s is not None and not retry:
-            self._durations.observe(session.pause_key, max(0.0, now_s - session.paused_s))
-            self._reuse.observe(session.pause_key, overlap=1.0)
+            self.graphs.returned(session.walk, max(0.0, now_s - session.paused_s))
         session.paused_s = None
-        session.step = hints.step
-        session.workflow_id = workflow_id or session.workflow_id
+        session.repeats = retry and session.is_answered
+        session.is_answered = False
+        session.step, session.agent = hints.step, hints.node
         session.running += 1
         self._touch(session, now_s)
         self._keep_bound(now_s)
@@ -122,13 +178,15 @@ class SessionTable:
         if answer is None or session.home is None:
             self._keep_bound(now_s)
             return None
+        tool = self._learn(session, answer)
         if final:
+            self.graphs.ended(session.walk, now_s=self._wall_clock())
             return self.end(session.session_id)
         if session.running:
             return None
-        notice = AddressedNotice(session.home, self._open_pause(session, answer, now_s))
+        notice = self._open_pause(session, tool, now_s)
         self._keep_bound(now_s)
-        return notice
+        return None if notice is None else AddressedNotice(session.home, notice)
 
     def end(self, session_id: str) -> AddressedNotice | None:
         """The session is over and is forgotten; None when it is not known or has no worker."""
@@ -158,23 +216,37 @@ class SessionTable:
             if session.running and session.paused_s is not None:
                 raise AssertionError(f"session {session_id} runs and is paused")
 
-    def _open_pause(self, session: Session, answer: Answer, now_s: float) -> PauseNotice:
-        workflow = session.workflow_id
-        called = [
-            (self._durations.p95_s((workflow, name), tool_type_of(name)), name)
-            for name in answer.tool_names
-        ]
-        if called:
+    def _learn(self, session: Session, answer: Answer) -> str | None:
+        """The graph learns of the step; returns the tool that the session waits for."""
+        workflow, tool = session.walk.workflow, None
+        if len(answer.tool_names) == 1:
+            tool = answer.tool_names[0]
+        elif answer.tool_names:
             # Tools called together end with the slowest one.
-            p95_s, tool = max(called)
-            session.pause_key = (workflow, tool)
-        else:
-            tool = None
-            session.pause_key = (workflow, None)
-            p95_s = self._durations.p95_s(session.pause_key, ToolType.HUMAN)
+            tool = max(
+                answer.tool_names, key=lambda name: self.graphs.pause_s(workflow, name, 0.95)
+            )
+        tool = clean(tool) if tool else None
+        session.is_answered = True
+        self.graphs.stepped(
+            session.walk,
+            Node(session.agent, tool),
+            now_s=self._wall_clock(),
+            step=max(session.walk.step, 0) if session.repeats else session.step,
+            output_tokens=None if answer.usage is None else answer.usage.completion_tokens,
+            observation_tokens=session.observed_tokens,
+            overlap=session.overlap,
+        )
+        return tool
+
+    def _open_pause(self, session: Session, tool: str | None, now_s: float) -> PauseNotice | None:
+        """The session waits; None where nothing is known of it that a worker does not see."""
         session.paused_s = now_s
-        p_reuse = self._reuse.p_reuse(session.pause_key, tool_called=tool is not None)
-        return PauseNotice(session.session_id, Pause(p_reuse, p95_s, clean(tool) if tool else None))
+        outlook = self.graphs.outlook(session.walk)
+        if session.is_found and outlook.is_cold and tool is None:
+            return None
+        pause = Pause(outlook.p_reuse, outlook.pause_p95_s, tool)
+        return PauseNotice(session.session_id, pause)
 
     def _touch(self, session: Session, now_s: float) -> None:
         session.last_used_s = now_s
@@ -208,5 +280,5 @@ class SessionTable:
         """Drop a session; a pause that is still open ends without a return."""
         del self._sessions[session.session_id]
         if session.paused_s is not None:
-            self._reuse.observe(session.pause_key, overlap=0.0)
+            self.graphs.ended(session.walk, now_s=self._wall_clock())
             session.paused_s = None

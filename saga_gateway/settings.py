@@ -47,6 +47,8 @@ class GatewaySettings:
         max_sessions: sessions remembered, at least 1; the least recently used one goes first.
         session_silent_s: silence after which a session counts as ended, seconds, up to a day.
         identify_sessions: tell by its content which session a request is of when it names none.
+        state_file: file in which what is learned of workflows outlives the gateway; None: in none.
+        state_save_s: how often it is written, seconds, above 0; also at a shutdown.
         max_queued_notices: notices waiting per worker, at least 1; the oldest is dropped.
         notice_timeout_s: longest wait for a worker to take a batch of notices, seconds, above 0.
         keys_file: TOML file with the API keys of callers (see ``saga key``), read again when it
@@ -91,6 +93,8 @@ class GatewaySettings:
     max_sessions: int = 100_000
     session_silent_s: float = 7200.0
     identify_sessions: bool = True
+    state_file: str | None = None
+    state_save_s: float = 300.0
     max_queued_notices: int = 10_000
     notice_timeout_s: float = 2.0
     keys_file: str | None = None
@@ -126,6 +130,7 @@ class GatewaySettings:
             "queue_wait_s": (1e-3, 86_400.0),
             "max_sessions": (1, 1e9),
             "session_silent_s": (1e-3, 86_400.0),
+            "state_save_s": (1e-3, 86_400.0),
             "max_queued_notices": (1, 1e9),
             "notice_timeout_s": (1e-3, 3600.0),
             "reload_s": (1e-3, 3600.0),

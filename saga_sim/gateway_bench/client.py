@@ -121,7 +121,7 @@ async def _ask_health(port: int, every_s: float, took_s: list[float]) -> None:
 
 
 SESSION_MARK = "#0000000"
-"""Stands in a body where the number of its conversation belongs; as long as that."""
+"""Stands in a body wherever the number of its conversation belongs; as long as that."""
 
 _TURN_CHARS = 300
 _FIXED_CHARS = 110
@@ -136,15 +136,16 @@ def body_of(load: Load) -> str:
     wanted = '"stream":false'
     if load.events:
         wanted = f'"stream":true,"max_tokens":{load.events},"seed":{round(load.interval_ms)}'
-    parts, left = [], load.body_bytes - _FIXED_CHARS
+    parts: list[str] = []
+    left = load.body_bytes - _FIXED_CHARS
     for role in itertools.cycle(("assistant", "user")):
-        message = f',{{"role":"{role}","content":""}}'
+        start = f',{{"role":"{role}","content":"{SESSION_MARK} turn {len(parts)} '
         # The longest bodies have long turns: an agent reads files.
-        text = min(max(_TURN_CHARS, load.body_bytes // 40), left - len(message))
+        text = min(max(_TURN_CHARS, load.body_bytes // 40), left - len(start) - 2)
         if text <= 0:
             break
-        parts.append(message.replace('""', f'"{"x" * text}"'))
-        left -= len(message) + text
+        parts.append(f'{start}{"x" * text}"}}')
+        left -= len(parts[-1])
     first = f'{{"role":"user","content":"{SESSION_MARK}"}}'
     return f'{{"model":"m",{wanted},"messages":[{first}{"".join(parts)}]}}'
 

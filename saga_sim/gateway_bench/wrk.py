@@ -13,10 +13,12 @@ from saga_core.errors import SagaError
 from saga_sim.gateway_bench.client import SESSION_MARK, Load, body_of
 
 _SCRIPT = """
-local number, before, after = 0, nil, nil
+local number, parts = 0, {}
 function init(args)
   local file = io.open(args[1], "rb")
-  before, after = string.match(file:read("*a"), "^(.-)%MARK%(.*)$")
+  for part in string.gmatch(file:read("*a") .. "%MARK%", "(.-)%MARK%") do
+    table.insert(parts, part)
+  end
   file:close()
 end
 function request()
@@ -26,7 +28,7 @@ function request()
     ["Authorization"] = "Bearer none",
   }
   if %NAMED% then headers["X-Session-ID"] = "session-" .. number end
-  local body = before .. string.format("#%07d", number) .. after
+  local body = table.concat(parts, string.format("#%07d", number))
   return wrk.format("POST", "/v1/chat/completions", headers, body)
 end
 function done(summary, latency)

@@ -21,6 +21,7 @@ class Call:
         tool: name of the tool that the answer called; None when none, or not said.
         tool_s: how long that tool ran, seconds; None when not said.
         parent_session_id: the session that spawned this one.
+        agent: the agent that made the call; None when not said.
     """
 
     session_id: str
@@ -33,6 +34,7 @@ class Call:
     tool: str | None = None
     tool_s: float | None = None
     parent_session_id: str | None = None
+    agent: str | None = None
 
     @property
     def num_blocks(self) -> int:

@@ -116,12 +116,17 @@ class Reader:
             session_id=_named_session(attributes),
             start_s=start_ns / 1e9,
             end_s=(start_ns if end_ns is None else end_ns) / 1e9,
-            call=self._call(attributes, start_ns, end_ns, notes) if is_call else None,
+            call=self._call(item, attributes, start_ns, end_ns, notes) if is_call else None,
             tool=None if is_call else _tool(item, attributes),
         )
 
     def _call(
-        self, attributes: Record, start_ns: int, end_ns: int | None, notes: dict[str, None]
+        self,
+        item: Record,
+        attributes: Record,
+        start_ns: int,
+        end_ns: int | None,
+        notes: dict[str, None],
     ) -> Call:
         values = attributes.values
         text = prompt_text(values)
@@ -146,6 +151,7 @@ class Reader:
             duration_s=None if end_ns is None else (end_ns - start_ns) / 1e9,
             ending=_ENDINGS.get(reason, reason) or ("" if tool is None else "tool_use"),
             tool=tool,
+            agent=_agent(item, attributes),
         )
 
 
@@ -231,6 +237,16 @@ def _tool(item: Record, attributes: Record) -> str | None:
     name = attributes.text("gen_ai.tool.name", None)
     if name is None and attributes.values.get("gen_ai.operation.name") == TOOL_OPERATION:
         return item.text("name", TOOL_OPERATION)
+    return name
+
+
+def _agent(item: Record, attributes: Record) -> str | None:
+    """The agent by its own attribute, or by the service's where the span itself carries that."""
+    name = attributes.text("gen_ai.agent.name", None)
+    resource = item.values.get("resource_attributes")
+    if name is None and isinstance(resource, dict):
+        service = resource.get("service.name")
+        return service if isinstance(service, str) else None
     return name
 
 

@@ -1,5 +1,6 @@
 """Pause lengths: the prior until there is evidence, then the quantiles of the latest ones."""
 
+import json
 import math
 import random
 
@@ -7,7 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saga_core.durations import PRIOR_P50_S, PRIOR_P95_S, PauseDurations, Quantiles
+from saga_core.durations import (
+    PRIOR_P50_S,
+    PRIOR_P95_S,
+    ZERO_BIN,
+    PauseDurations,
+    Quantiles,
+    bin_of,
+    bin_value,
+)
+from saga_core.fields import StateError
+from saga_core.tool_durations import ToolDurations
 from saga_core.types import ToolType
 
 PROPERTY = settings(
@@ -212,3 +223,142 @@ def test_the_least_recently_updated_key_goes():
             durations.observe(key, 100.0)
     answers = {key: durations.p95_s(key, CODE) for key in "abc"}
     assert answers == {"a": about(100.0), "b": PRIOR_P95_S[CODE], "c": about(100.0)}
+
+
+def test_an_answer_follows_what_counts_however_many_have_come():
+    quantiles = sketch([1.0] * 30_000)
+    assert quantiles.quantile(0.5) == about(1.0)
+    for _ in range(1100):
+        quantiles.add(1000.0)
+    assert quantiles.quantile(0.5) == about(1000.0)
+
+
+@pytest.mark.parametrize("added", [0, 1, 5, 600, 1500])
+def test_a_saved_sketch_answers_the_same_and_goes_on(added):
+    rng = random.Random(added)
+    saved = sketch(rng.choice([0.0, rng.lognormvariate(0.0, 3.0)]) for _ in range(added))
+    restored = Quantiles.from_state(json.loads(json.dumps(saved.state())))
+    for each in (saved, restored):
+        each.add(7.0)
+        each.add(0.0)
+    assert (len(restored), restored.total) == (len(saved), saved.total)
+    assert restored.bins() == saved.bins()
+    levels = [level / 20 for level in range(21)]
+    assert [restored.quantile(q) for q in levels] == [saved.quantile(q) for q in levels]
+
+
+@PROPERTY
+@given(st.floats(1e-9, 1e12))
+def test_a_bin_holds_its_own_value_and_what_is_within_two_percent(value):
+    assert bin_of(bin_value(bin_of(value))) == bin_of(value)
+    assert bin_value(bin_of(value)) == about(value)
+    assert bin_value(bin_of(0.0)) == 0.0
+    assert bin_of(value) > ZERO_BIN
+
+
+def broken(**changed):
+    recent = {**sketch([1.0, 2.0]).state()["recent"], **changed}
+    return {"recent": recent, "before": None, "total": 2}
+
+
+@pytest.mark.parametrize(
+    ("state", "named"),
+    [
+        (3, "quantiles"),
+        ({}, "recent"),
+        (broken(counts=[1.0, -1.0]), r"recent.counts\[1\]"),
+        (broken(bins=[1]), "recent.bins"),
+        (broken(bins=[1, 10**9]), "recent.bins"),
+        (broken(sum=math.inf), "recent.sum"),
+        ({**broken(), "total": 1}, "total"),
+    ],
+)
+def test_a_state_that_is_no_sketch_is_refused_by_its_field(state, named):
+    with pytest.raises(StateError, match=named):
+        Quantiles.from_state(state)
+
+
+def paused(workflow="w", tool="bash", pauses=(), durations=None):
+    durations = ToolDurations() if durations is None else durations
+    for pause_s in pauses:
+        durations.observe(workflow, tool, pause_s)
+    return durations
+
+
+def test_a_workflows_own_pauses_outweigh_the_others():
+    durations = paused("slow", "bash", [100.0] * 300)
+    paused("quick", "bash", [1.0] * 300, durations)
+    assert durations.p50_p95_s("quick", "bash") == (about(1.0), about(1.0))
+    assert durations.p50_p95_s("slow", "bash") == (about(100.0), about(100.0))
+
+
+def test_what_is_not_known_falls_back_on_the_tool_then_its_type_then_the_prior():
+    durations = paused("a", "run_tests", [40.0] * 30)
+    assert durations.quantile_s("b", "run_tests", 0.5) == about(40.0)
+    assert durations.quantile_s("b", "python", 0.5) == about(40.0)
+    assert durations.p50_p95_s("b", "read_file") == (
+        PRIOR_P50_S[ToolType.FILE_IO],
+        PRIOR_P95_S[ToolType.FILE_IO],
+    )
+    assert durations.quantile_s("b", "read_file", 0.95) == about(PRIOR_P95_S[ToolType.FILE_IO])
+
+
+def test_a_few_pauses_move_the_quantiles_part_of_the_way():
+    others = paused("a", "bash", [1.0] * 200)
+    few = paused("b", "bash", [10.0] * 3, others)
+    assert few.quantile_s("b", "bash", 0.5) == about(1.0)
+    assert few.quantile_s("b", "bash", 0.95) == about(10.0)
+
+
+def test_a_person_is_waited_for_apart_from_tools():
+    durations = paused("w", None, [600.0] * 50, paused("w", "bash", [1.0] * 50))
+    assert durations.quantile_s("w", None, 0.5) == about(600.0)
+    assert durations.quantile_s("new", None, 0.5) == about(600.0)
+    assert ToolDurations().quantile_s("w", None, 0.5) == about(PRIOR_P50_S[ToolType.HUMAN])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_share_of_the_next_pauses_keeps_within_the_quantile(seed):
+    rng = random.Random(seed)
+    durations = paused("w", "bash", [rng.lognormvariate(1.0, 1.5) for _ in range(2000)])
+    p95_s = durations.p50_p95_s("w", "bash")[1]
+    later = [rng.lognormvariate(1.0, 1.5) for _ in range(4000)]
+    assert sum(pause_s <= p95_s for pause_s in later) / 4000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_the_time_left_of_a_tool_is_that_of_the_pauses_that_lasted_so_long():
+    durations = paused("w", "bash", [1.0] * 90 + [50.0] * 60)
+    assert durations.remaining_s("w", "bash", 0.0) == about(1.0)
+    assert durations.remaining_s("w", "bash", 5.0) == pytest.approx(45.0, rel=0.05)
+    assert durations.remaining_s("w", "bash", 1e6) == 1e6
+
+
+def saved(durations):
+    """Its state, made in one go."""
+    steps = durations.state()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
+
+
+def test_tool_durations_are_saved_and_merged():
+    one = paused("a", "bash", [1.0] * 40, paused(("t", None), None, [9.0] * 40))
+    other = paused("b", "bash", [20.0] * 40)
+    restored = ToolDurations.from_state(json.loads(json.dumps(saved(one))))
+    assert restored.p50_p95_s("a", "bash") == one.p50_p95_s("a", "bash")
+    assert restored.p50_p95_s(("t", None), None) == one.p50_p95_s(("t", None), None)
+    restored.merge(other)
+    other.merge(one)
+    for workflow in ("a", "b", "c"):
+        assert restored.p50_p95_s(workflow, "bash") == other.p50_p95_s(workflow, "bash")
+
+
+def test_the_least_recently_used_tool_goes():
+    durations = ToolDurations(max_keys=6)
+    for tool in ("bash", "read_file", "fetch_url"):
+        paused("w", tool, [0.5] * 5, durations)
+    assert len(durations) == 6
+    assert durations.pauses("w", "bash") == 0
+    assert durations.pauses("w", "fetch_url") == 5

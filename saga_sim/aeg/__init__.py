@@ -1,0 +1,1 @@
+"""How well graphs, conversations and links are inferred from what requests say."""
