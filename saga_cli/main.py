@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from saga_cli import bench, gateway
+from saga_cli import aeg, bench, gateway
 from saga_core.errors import SagaError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ _NEEDS = {
     "worker": "pip install 'saga-sdk[vllm]'",
     "gateway": "pip install 'saga-sdk[gateway]'",
     "simulate": "pip install 'saga-sdk[sim]'",
+    "aeg": "pip install 'saga-sdk[gateway,sim]'",
     "bench": "pip install 'saga-sdk[gateway,sim,vllm]'",
     "demo": "the demo runs from the repository: type `make demo` there",
 }
@@ -61,6 +62,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         from saga_cli import simulate
 
         return simulate.cache(simulate.CacheOptions.from_words(options))
+    if options.command == "aeg":
+        return aeg.run(options)
     if options.command == "bench":
         return bench.run(options)
     from saga_cli.demo import run as demo
@@ -79,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
     gateway.add_to(commands)
     _add_simulate(commands)
+    aeg.add_to(commands)
     bench.add_to(commands)
 
     demo = commands.add_parser(

@@ -8,11 +8,13 @@ with the session whose last prompt and answer it begins with. No text is kept: a
 from __future__ import annotations
 
 import itertools
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
+
+from saga_core.plain_text import DigestOf, Endings
 
 _MAX_HEADS = 64
 _MAX_ANCHORS = 64
@@ -83,6 +85,7 @@ class _Session:
     """Of one session: where its last prompt ends, and what it can be known by.
 
     Attributes:
+        parent_id: the session that it branched from.
         head, answer_head: chain keys of its last prompt, and of that with its answer.
         pieces: how many pieces the last prompt had.
         running: requests of it that are being served.
@@ -93,6 +96,7 @@ class _Session:
 
     session_id: str
     scope: int
+    parent_id: str | None = None
     head: int = 0
     answer_head: int | None = None
     pieces: int = 0
@@ -113,7 +117,8 @@ class Conversations:
     A chain key stands for a prompt up to a piece. The longest leading part of a prompt that some
     session has had decides; sessions with equal openings are told apart by their answers. Where
     the beginning has changed (a reminder in the system prompt, a compacted or truncated history),
-    the session counts that had most of the pieces and shares them with no other.
+    the session counts that alone had the last answer or tool's result among them. Plain text goes
+    on with the session whose whole last prompt it begins with.
 
     Args:
         max_sessions: the least recently used goes beyond this many; none that runs.
@@ -126,28 +131,42 @@ class Conversations:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._by_head: dict[int, list[_Session]] = {}
         self._by_anchor: dict[int, list[_Session]] = {}
+        self._endings = Endings()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def arrived(self, scope: int, prompt: Sequence[Piece]) -> Match:
+    def arrived(
+        self, scope: int, prompt: Sequence[Piece], digest_of: DigestOf | None = None
+    ) -> Match:
         """A request has come; its session runs from now on.
 
         Args:
             scope: conversations of two scopes, such as tenants, never meet.
+            digest_of: given if the prompt is plain text, whose blocks are the pieces.
         """
         keys = _chain(scope, prompt)
-        found, known = self._find(keys, prompt)
-        if found is None:
-            found = self._find_anchored(scope, prompt)
+        if digest_of is not None:
+            found, known = self._find_plain([scope, *keys], prompt, digest_of)
+        else:
+            found, known = self._find(keys, prompt)
+            if found is None or found.relation in (Relation.FORK, Relation.SUPERSEDES):
+                # The words after the common beginning say more.
+                found = self._find_anchored(scope, prompt[known:]) or found
         if found is None or found.relation in (Relation.NEW, Relation.FORK):
             session = self._begin(scope)
         else:
             session = found.session
-        self._take(session, keys, prompt, known)
+        self._take(session, keys, prompt, len(prompt) if digest_of is not None else known)
+        if digest_of is not None and prompt:
+            end = sum(piece.size for piece in prompt)
+            start, stem = end - prompt[-1].size, [scope, *keys][-2]
+            self._endings.add(session.session_id, stem, start, end, digest_of(start, end))
+        self._keep_bound()
         if found is None or found.relation is Relation.NEW:
             return Match(session.session_id, Relation.NEW)
         parent_id = found.session.session_id if found.relation is Relation.FORK else None
+        session.parent_id = parent_id or session.parent_id
         return Match(session.session_id, found.relation, parent_id, known)
 
     def answered(self, session_id: str, answer: Sequence[Piece]) -> None:
@@ -176,6 +195,7 @@ class Conversations:
             own = {(key, id(s)) for s in self._sessions.values() for key in getattr(s, name)}
             assert listed == own
             assert all(table.values())
+        self._endings.check_integrity()
 
     # By the chain
 
@@ -226,38 +246,79 @@ class Conversations:
         # Two people may open with the same words.
         return Relation.NEW, False
 
+    def _find_plain(
+        self, keys: Sequence[int], prompt: Sequence[Piece], digest_of: DigestOf
+    ) -> tuple[_Found | None, int]:
+        """The session with the longest prompt that a text begins with; with how many blocks.
+
+        None where two sessions had that prompt: it may be either's.
+        """
+        length = sum(piece.size for piece in prompt)
+        longest, count = self._endings.longest(keys, length, digest_of)
+        if len(longest) != 1:
+            return None, 0
+        ending = longest[0]
+        session, own = self._sessions[ending.owner], self._endings.of(ending.owner)
+        is_whole, has_begun = ending.end == length, len(own) > 1
+        if ending != own[-1]:
+            # As with messages: the last prompt was edited, or this is beside it.
+            is_edit = not session.running and ending == own[-2]
+            relation = Relation.SUPERSEDES if is_edit else Relation.FORK
+        elif not is_whole:
+            relation = Relation.FORK if session.running else Relation.CONTINUES
+        elif session.running:
+            relation = Relation.FORK if has_begun else Relation.NEW
+        else:
+            # Two people may open with the same words.
+            is_retry = has_begun or not session.is_answered
+            relation = Relation.RETRY if is_retry else Relation.NEW
+        return _Found(session, relation), count + is_whole
+
     # By single pieces
 
     def _find_anchored(self, scope: int, prompt: Sequence[Piece]) -> _Found | None:
-        """The session that had most of what is said, where no other has had it.
+        """The session that had the last answer or tool's result that only one has had.
 
-        An answer or a tool's result must be among that: two agents may be given the same task.
+        What the user said is no proof: two agents may be given the same task. A good part of all
+        must be known of that session or of those that it branched from. What holds answers of
+        others too sums up what several have found.
         """
-        chars: Counter[str] = Counter()
-        proved: set[str] = set()
-        total = 0
-        for piece in prompt:
-            if piece.kind is Kind.SYSTEM:
-                continue
-            total += piece.size
-            sessions = self._by_anchor.get(_anchor(scope, piece), ())
-            if len(sessions) == 1:
-                session_id = sessions[0].session_id
-                chars[session_id] += piece.size
-                if piece.kind is not Kind.USER:
-                    proved.add(session_id)
-        for session_id, most in chars.most_common():
-            if session_id in proved and most >= _ANCHORED_SHARE * total:
-                session = self._sessions[session_id]
-                return _Found(session, Relation.FORK if session.running else Relation.SUPERSEDES)
-        return None
+        pieces = [piece for piece in prompt[-_MAX_ANCHORS:] if piece.kind is not Kind.SYSTEM]
+        had = [(piece, self._by_anchor.get(_anchor(scope, piece), ())) for piece in pieces]
+        proofs = [
+            sessions[0]
+            for piece, sessions in had
+            if len(sessions) == 1 and piece.kind is not Kind.USER
+        ]
+        if not proofs:
+            return None
+        last = proofs[-1]
+        ancestry = self._ancestry(last)
+        if any(session.session_id not in ancestry for session in proofs):
+            return None
+        known = sum(
+            piece.size
+            for piece, sessions in had
+            if any(session.session_id in ancestry for session in sessions)
+        )
+        if known < _ANCHORED_SHARE * sum(piece.size for piece in pieces):
+            return None
+        return _Found(last, Relation.FORK if last.running else Relation.SUPERSEDES)
+
+    def _ancestry(self, session: _Session) -> set[str]:
+        """The session and those that it branched from."""
+        ancestry = {session.session_id}
+        parent = self._sessions.get(session.parent_id or "")
+        while parent is not None and parent.session_id not in ancestry:
+            ancestry.add(parent.session_id)
+            parent = self._sessions.get(parent.parent_id or "")
+        return ancestry
 
     # Tables
 
     def _begin(self, scope: int) -> _Session:
         session = _Session(self._new_id(), scope)
         self._sessions[session.session_id] = session
-        self._keep_bound()
         return session
 
     def _take(
@@ -285,9 +346,10 @@ class Conversations:
         if len(self._sessions) <= self._max_sessions:
             return
         for session in list(itertools.islice(self._sessions.values(), _MAX_LOOKED_AT)):
+            if len(self._sessions) <= self._max_sessions:
+                return
             if not session.running:
                 self._forget(session)
-                return
 
     def _forget(self, session: _Session) -> None:
         del self._sessions[session.session_id]
@@ -295,6 +357,7 @@ class Conversations:
             _remove(self._by_head, session, head)
         for anchor in session.anchors:
             _remove(self._by_anchor, session, anchor)
+        self._endings.forget(session.session_id)
 
 
 _Table = dict[int, list[_Session]]

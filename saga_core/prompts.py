@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from saga_core.conversations import Kind, Piece
+from saga_core.plain_text import DigestOf
 from saga_core.workflows import Template
 
 _DIGEST_BYTES = 8
@@ -99,6 +100,18 @@ class PromptReader:
             observed,
             follows if isinstance(follows, str) and api == "responses" else None,
         )
+
+    def digest_of(self, content: Mapping[str, Any]) -> DigestOf:
+        """Hashes of parts of a plain prompt: of "completions", from one place to another."""
+        prompt: Any = content.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+
+        def digest(start: int, end: int) -> int:
+            part = prompt[start:end]
+            return self._digest(part.encode() if isinstance(part, str) else orjson.dumps(part))
+
+        return digest
 
     def answer(self, text: str, calls: Iterable[tuple[str, str]] = ()) -> list[Piece]:
         """The pieces as which an answer comes back: its text, then its calls.

@@ -79,7 +79,8 @@ class Identifier:
             session_id = _new_id() if is_running else follows
             parent_id = follows if is_running else None
             return Identified(session_id, relation, parent_id, workflow, prompt.observed_chars)
-        match = self._conversations.arrived(scope, prompt.pieces)
+        digest_of = self._reader.digest_of(content) if api == "completions" else None
+        match = self._conversations.arrived(scope, prompt.pieces, digest_of)
         sizes = [piece.size for piece in prompt.pieces]
         return Identified(
             match.session_id,

@@ -2,11 +2,8 @@
 
 import itertools
 import random
-from collections import defaultdict
-from dataclasses import dataclass, field
 from hashlib import blake2b
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -211,96 +208,164 @@ def test_the_table_is_bounded():
     assert after.session_id == running.session_id
 
 
-# Conversations at random
+def test_a_system_prompt_that_is_as_it_was_before_hides_nobody():
+    conversations, prompt = table(), [user(OPENINGS[0])]
+    first = turn(conversations, [system("be brief"), *prompt], ONE)
+    prompt += [ONE, RESULT]
+    turn(conversations, [system("be thorough"), *prompt], TWO)
+    for number in range(5):
+        prompt += [
+            TWO if not number else assistant(f"thought {number} of it"),
+            user(f"go {number}"),
+        ]
+        turn(
+            conversations,
+            [system("be thorough"), *prompt],
+            assistant(f"thought {number + 1} of it"),
+        )
+    prompt += [assistant("thought 5 of it"), user("and now?")]
+    after = turn(conversations, [system("be brief"), *prompt])
+    assert after.session_id == first.session_id
 
 
-@dataclass
-class Talk:
-    """One conversation as its client sees it."""
-
-    name: str
-    prompt: list
-    rng: random.Random
-    steps: int = 0
-    open: list = field(default_factory=list)  # (session id, answer) of what is being answered.
-
-    def say(self):
-        return f"{self.name} says {self.rng.randrange(10**9)} at step {self.steps}"
-
-
-class Generator:
-    """Conversations that do what clients do, and who is who.
-
-    Attributes:
-        truth: by request, which conversation it belongs to. said: which session it was given to.
-    """
-
-    def __init__(self, seed, num_talks):
-        self.rng = random.Random(seed)
-        self.conversations = table()
-        self.talks = [self._talk(str(n)) for n in range(num_talks)]
-        self.truth, self.said = [], []
-        self._clock = itertools.count()
-
-    def _talk(self, name):
-        opening = self.rng.choice(OPENINGS) if self.rng.random() < 0.25 else f"do task {name} now"
-        return Talk(name, [system(), user(opening)], random.Random(name))
-
-    def run(self, requests):
-        for _ in range(requests):
-            self.step(self.rng.choice(self.talks))
-        return self
-
-    def step(self, talk):
-        match = self.conversations.arrived(SCOPE, talk.prompt)
-        self.truth.append(talk.name)
-        self.said.append(match.session_id)
-        if self.rng.random() < 0.05:
-            self.conversations.failed(match.session_id)  # And tried again, later.
-            return
-        answer = assistant(talk.say())
-        self.conversations.answered(match.session_id, [answer])
-        talk.steps += 1
-        repeated = answer if self.rng.random() < 0.95 else assistant(talk.say())
-        talk.prompt = [*talk.prompt, repeated, (tool, user)[talk.steps % 2](talk.say())]
-        chance = self.rng.random()
-        if chance < 0.04 and len(talk.prompt) > 6:
-            talk.prompt = [system(), user(talk.say()), *talk.prompt[-3:]]  # Compacted.
-        elif chance < 0.08:
-            talk.prompt = [*talk.prompt[:-1], user(talk.say())]  # Edited before it was sent.
-        elif chance < 0.12:
-            talk.prompt = [system(f"today is {talk.steps}"), *talk.prompt[1:]]
-
-    def scores(self):
-        """Pairwise precision and recall, and how many sessions hold two conversations."""
-        both = same_session = same_talk = 0
-        groups = defaultdict(set)
-        for one in range(len(self.truth)):
-            groups[self.said[one]].add(self.truth[one])
-            for other in range(one):
-                talk = self.truth[one] == self.truth[other]
-                session = self.said[one] == self.said[other]
-                both += talk and session
-                same_session += session
-                same_talk += talk
-        merged = sum(len(names) > 1 for names in groups.values())
-        return both / max(1, same_session), both / max(1, same_talk), merged
+def test_what_sums_up_several_answers_is_none_of_their_sessions():
+    conversations = table()
+    asked = [
+        (user(f"question {n} of a coordinator"), assistant(f"finding {n}, which one of them made"))
+        for n in (1, 2)
+    ]
+    found = {
+        turn(conversations, [system(f"role {n}"), q], a).session_id
+        for n, (q, a) in enumerate(asked)
+    }
+    prompt = [system("you sum up"), *itertools.chain(*asked), user("now sum up")]
+    summary = turn(conversations, prompt)
+    assert (summary.relation, len(found)) == (Relation.NEW, 2)
+    assert summary.session_id not in found
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_two_hundred_interleaved_conversations_are_separated(seed):
-    generator = Generator(seed, 200).run(2500)
-    generator.conversations.check_integrity()
-    precision, recall, merged = generator.scores()
-    assert precision >= 0.98
-    assert recall >= 0.98
-    assert merged == 0
+def test_a_branch_with_a_system_prompt_that_its_parent_had_stays_itself():
+    conversations, prompt = table(), [user(OPENINGS[0])]
+    before, now = system("be brief"), system("be thorough")
+    first = turn(conversations, [before, *prompt], ONE)
+    prompt += [ONE, RESULT]
+    turn(conversations, [now, *prompt], TWO)
+    prompt += [TWO]
+    main = conversations.arrived(SCOPE, [now, *prompt, tool("the result of the main line")])
+    branch = [*prompt, user("instead, try another way")]
+    fork = turn(conversations, [now, *branch], assistant("the branch goes on"))
+    conversations.answered(main.session_id, [])
+    after = turn(conversations, [before, *branch, assistant("the branch goes on"), user("on")])
+    assert main.session_id == first.session_id != fork.session_id
+    assert after.session_id == fork.session_id
+
+
+def test_a_branch_with_another_system_prompt_stays_itself():
+    conversations, prompt = table(), [user(OPENINGS[0])]
+    first = turn(conversations, [system(), *prompt], ONE)
+    base = [*prompt, ONE]
+    main = conversations.arrived(SCOPE, [system(), *base, tool("the result of the main line")])
+    branch = turn(conversations, [system(), *base, user("instead, try another way")], TWO)
+    assert (main.session_id, branch.parent_id) == (first.session_id, first.session_id)
+    longer = [*base, user("instead, try another way"), TWO, RESULT]
+    after = turn(conversations, [system("now be brief"), *longer])
+    assert (after.session_id, after.relation) == (branch.session_id, Relation.SUPERSEDES)
+
+
+# Plain text
+
+BLOCK_CHARS = 16
+LONG = "".join(f"line {number} of a plain prompt\n" for number in range(20))
+
+
+def plain(conversations, text, *, answers=True):
+    """A request of plain text, cut into blocks."""
+    blocks = [text[at : at + BLOCK_CHARS] for at in range(0, len(text), BLOCK_CHARS)]
+    pieces = [user(block) for block in blocks]
+    match = conversations.arrived(SCOPE, pieces, lambda start, end: user(text[start:end]).digest)
+    if answers:
+        conversations.answered(match.session_id, [])
+    conversations.check_integrity()
+    return match
 
 
 @PROPERTY
-@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 60))
-def test_any_interleaving_keeps_the_tables_whole(seed, num_talks, requests):
-    generator = Generator(seed, num_talks)
+@given(st.integers(1, 300), st.integers(1, 200))
+def test_a_text_that_begins_with_a_whole_prompt_continues(length, added):
+    conversations = table()
+    first = plain(conversations, LONG[:length])
+    assert first.relation is Relation.NEW
+    after = plain(conversations, LONG[: length + added])
+    assert (after.session_id, after.relation) == (first.session_id, Relation.CONTINUES)
+
+
+def test_a_text_with_most_of_a_prompt_in_common_is_another():
+    conversations = table()
+    first = plain(conversations, f"{LONG}question one")
+    other = plain(conversations, f"{LONG}question two, which is longer")
+    assert (other.relation, other.parent_id) == (Relation.NEW, None)
+    assert other.session_id != first.session_id
+
+
+def test_plain_openings_that_are_equal_are_nobodys():
+    conversations = table()
+    ids = [plain(conversations, LONG).session_id for _ in range(2)]
+    after = plain(conversations, f"{LONG}and more")
+    assert after.relation is Relation.NEW
+    assert len({*ids, after.session_id}) == 3
+
+
+def test_plain_text_is_retried_edited_and_branched_from():
+    conversations = table()
+    first = plain(conversations, LONG)
+    steps = [f"{LONG}{'step ' * number}" for number in range(1, 5)]
+    assert {plain(conversations, text).session_id for text in steps} == {first.session_id}
+    assert plain(conversations, steps[-1]).relation is Relation.RETRY
+    edited = plain(conversations, f"{steps[-2]}edit")
+    assert (edited.session_id, edited.relation) == (first.session_id, Relation.SUPERSEDES)
+    branch = plain(conversations, f"{steps[0]}branch")
+    assert (branch.relation, branch.parent_id) == (Relation.FORK, first.session_id)
+
+
+def test_plain_text_that_goes_on_while_its_session_runs_is_a_fork():
+    conversations = table()
+    first = plain(conversations, LONG, answers=False)
+    other = plain(conversations, f"{LONG}and more")
+    assert (other.relation, other.parent_id) == (Relation.FORK, first.session_id)
+
+
+def test_the_ends_of_plain_prompts_are_bounded():
+    conversations = table(max_sessions=20)
+    for number in range(300):
+        plain(conversations, f"task {number} {LONG[:number]}")
+    assert len(conversations) == 20
+    assert len(conversations._endings._by_owner) == 20
+    for number in range(100):
+        plain(conversations, LONG[: number + 100])
+    assert all(len(ends) <= 8 for ends in conversations._endings._by_owner.values())
+
+
+# At random
+
+
+@PROPERTY
+@given(st.integers(0, 10**6), st.integers(1, 80))
+def test_any_sequence_keeps_the_tables_whole(seed, requests):
+    """Clients that go on, go back, leave out and mix up what was said."""
+    rng = random.Random(seed)
+    conversations = table(max_sessions=5)
+    said = [piece(kind, f"{kind} says {n} at some length") for n in range(3) for kind in Kind]
+    prompts, running = [[]], []
     for _ in range(requests):
-        generator.step(generator.rng.choice(generator.talks))
-        generator.conversations.check_integrity()
+        prompt = [*rng.choice(prompts), *rng.choices(said, k=rng.randint(0, 3))]
+        prompt = prompt if rng.random() < 0.8 else prompt[rng.randint(0, len(prompt)) :]
+        prompts.append(prompt)
+        running.append(conversations.arrived(rng.randint(1, 2), prompt).session_id)
+        assert len(conversations) <= 5 + len(running)
+        while running and rng.random() < 0.6:
+            session_id = running.pop(rng.randrange(len(running)))
+            if rng.random() < 0.2:
+                conversations.failed(session_id)
+            else:
+                conversations.answered(session_id, rng.choices(said, k=rng.randint(0, 2)))
+        conversations.check_integrity()

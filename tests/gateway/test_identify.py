@@ -43,6 +43,21 @@ def chat_events(wire, text):
     yield wire.delta("tool_calls")
 
 
+def text_body(turns, stream):
+    text = "".join(f"{turn}\n\n" for turn in turns)
+    return {"model": "m", "prompt": text, "stream": stream}
+
+
+def text_answer(wire, text):
+    return {"object": "text_completion", "choices": [{"index": 0, "text": text}]}
+
+
+def text_events(wire, text):
+    for start in range(0, len(text), 3):
+        choice = {"index": 0, "text": text[start : start + 3], "finish_reason": None}
+        yield {"object": "text_completion", "choices": [choice]}
+
+
 def messages_body(turns, stream):
     messages = []
     for number, turn in enumerate(turns):
@@ -115,9 +130,9 @@ APIS = {
 }
 
 
-def answer_with(worker, wire, path, text):
+def answer_with(worker, wire, path, text, apis=APIS):
     """Let the worker say this, in a stream where one is asked for."""
-    _, whole, events = APIS[path]
+    _, whole, events = apis[path]
 
     async def script(exchange):
         if json.loads(exchange.body)["stream"]:
@@ -148,6 +163,22 @@ async def test_two_who_open_alike_are_told_apart_by_what_they_were_answered(
         assert response.headers["x-saga-route"] == "affinity"
         assert worker.chats[-1].header("x-session-id") == session_id
     gateway.app.sessions.check_integrity()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_plain_text_goes_on_where_one_session_alone_has_been(gateway, worker, wire, stream):
+    path = "/v1/completions"
+    plain = {path: (text_body, text_answer, text_events)}
+    ids = {}
+    for task in ("one", "two"):
+        answer_with(worker, wire, path, f"ls {task}", plain)
+        response = await gateway.client.post(path, json=text_body([f"Do {task}."], stream))
+        ids[task] = response.headers["x-saga-session-id"]
+    for task, session_id in ids.items():
+        turns = [f"Do {task}.", f"ls {task}", "a b c"]
+        response = await gateway.client.post(path, json=text_body(turns, stream))
+        assert response.headers["x-saga-session-id"] == session_id
+    assert len(set(ids.values())) == 2
 
 
 async def test_the_session_of_a_response_goes_on_under_its_id(gateway, worker, wire):
