@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from saga_core.key_table import KeyTable
 from saga_core.plain_text import DigestOf, Endings
 
 _MAX_HEADS = 64
 _MAX_ANCHORS = 64
 _MAX_SHARING = 64
 _MAX_LOOKED_AT = 100
+# What a session is found by, at a hundred bytes each: few have all that one may have.
+_MEAN_KEYS = 24
 _MIN_ANCHOR_CHARS = 16
 _ANCHORED_SHARE = 0.3
 _EDITED_PIECES = 3
@@ -87,7 +90,7 @@ class _Session:
     Attributes:
         parent_id: the session that it branched from.
         head, answer_head: chain keys of its last prompt, and of that with its answer.
-        pieces: how many pieces the last prompt had.
+        pieces, opening: how many pieces the last prompt had, and the first.
         running: requests of it that are being served.
         is_answered: its last request has been.
         heads: chain keys by which it is found, the oldest first.
@@ -100,10 +103,11 @@ class _Session:
     head: int = 0
     answer_head: int | None = None
     pieces: int = 0
+    opening: int = 0
     running: int = 0
     is_answered: bool = False
-    heads: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    anchors: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    heads: list[int] = field(default_factory=list)
+    anchors: list[int] = field(default_factory=list)
 
 
 class _Found(NamedTuple):
@@ -118,10 +122,11 @@ class Conversations:
     session has had decides; sessions with equal openings are told apart by their answers. Where
     the beginning has changed (a reminder in the system prompt, a compacted or truncated history),
     the session counts that alone had the last answer or tool's result among them. Plain text goes
-    on with the session whose whole last prompt it begins with.
+    on with the session whose whole last prompt it begins with, or that alone has grown like it.
 
     Args:
-        max_sessions: the least recently used goes beyond this many; none that runs.
+        max_sessions: the least recently used goes beyond this many, or beyond 24 keys for each of
+            these, by which sessions are found; none that runs.
         new_id: makes the id of a session.
     """
 
@@ -129,8 +134,8 @@ class Conversations:
         self._max_sessions = max_sessions
         self._new_id = new_id
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
-        self._by_head: dict[int, list[_Session]] = {}
-        self._by_anchor: dict[int, list[_Session]] = {}
+        self._by_head = KeyTable[_Session](_MAX_HEADS, _MAX_SHARING)
+        self._by_anchor = KeyTable[_Session](_MAX_ANCHORS, _MAX_SHARING)
         self._endings = Endings()
 
     def __len__(self) -> int:
@@ -157,8 +162,12 @@ class Conversations:
             session = self._begin(scope)
         else:
             session = found.session
+        if not session.opening:
+            session.opening = len(prompt)
         self._take(session, keys, prompt, len(prompt) if digest_of is not None else known)
         if digest_of is not None and prompt:
+            for key in keys[max(session.opening, known) : -1][-_MAX_HEADS:]:
+                self._add_head(session, key)
             end = sum(piece.size for piece in prompt)
             start, stem = end - prompt[-1].size, [scope, *keys][-2]
             self._endings.add(session.session_id, stem, start, end, digest_of(start, end))
@@ -191,10 +200,9 @@ class Conversations:
     def check_integrity(self) -> None:
         """Raise AssertionError when the tables contradict each other."""
         for table, name in ((self._by_head, "heads"), (self._by_anchor, "anchors")):
-            listed = {(key, id(s)) for key, sessions in table.items() for s in sessions}
-            own = {(key, id(s)) for s in self._sessions.values() for key in getattr(s, name)}
-            assert listed == own
-            assert all(table.values())
+            listed = [(key, id(session)) for key, session in table.entries()]
+            own = [(key, id(s)) for s in self._sessions.values() for key in getattr(s, name)]
+            assert sorted(listed) == sorted(own)
         self._endings.check_integrity()
 
     # By the chain
@@ -255,6 +263,10 @@ class Conversations:
         """
         length = sum(piece.size for piece in prompt)
         longest, count = self._endings.longest(keys, length, digest_of)
+        grown, shared = self._find_grown(keys)
+        is_last = len(longest) == 1 and longest[0] == self._endings.of(longest[0].owner)[-1]
+        if grown is not None and shared > count and not is_last:
+            return grown, shared
         if len(longest) != 1:
             return None, 0
         ending = longest[0]
@@ -274,6 +286,22 @@ class Conversations:
             relation = Relation.RETRY if is_retry else Relation.NEW
         return _Found(session, relation), count + is_whole
 
+    def _find_grown(self, keys: Sequence[int]) -> tuple[_Found | None, int]:
+        """The session that alone had what a text begins with, and had it after its first prompt.
+
+        First prompts may share a long template; what has come to one since is its own.
+        """
+        for count in range(len(keys) - 1, 0, -1):
+            sessions = self._by_head.get(keys[count])
+            if not sessions:
+                continue
+            if len(sessions) > 1 or count <= sessions[0].opening:
+                return None, 0
+            session = sessions[0]
+            relation = Relation.FORK if session.running else Relation.SUPERSEDES
+            return _Found(session, relation), count
+        return None, 0
+
     # By single pieces
 
     def _find_anchored(self, scope: int, prompt: Sequence[Piece]) -> _Found | None:
@@ -284,7 +312,7 @@ class Conversations:
         others too sums up what several have found.
         """
         pieces = [piece for piece in prompt[-_MAX_ANCHORS:] if piece.kind is not Kind.SYSTEM]
-        had = [(piece, self._by_anchor.get(_anchor(scope, piece), ())) for piece in pieces]
+        had = [(piece, self._by_anchor.get(_anchor(scope, piece))) for piece in pieces]
         proofs = [
             sessions[0]
             for piece, sessions in had
@@ -335,56 +363,34 @@ class Conversations:
                 self._add_anchor(session, piece)
 
     def _add_head(self, session: _Session, head: int) -> None:
-        _add(self._by_head, session, session.heads, head, _MAX_HEADS)
+        self._by_head.add(session, session.heads, head)
 
     def _add_anchor(self, session: _Session, piece: Piece) -> None:
         if piece.size >= _MIN_ANCHOR_CHARS:
             anchor = _anchor(session.scope, piece)
-            _add(self._by_anchor, session, session.anchors, anchor, _MAX_ANCHORS)
+            self._by_anchor.add(session, session.anchors, anchor)
 
     def _keep_bound(self) -> None:
-        if len(self._sessions) <= self._max_sessions:
+        if not self._is_over_bound():
             return
         for session in list(itertools.islice(self._sessions.values(), _MAX_LOOKED_AT)):
-            if len(self._sessions) <= self._max_sessions:
-                return
             if not session.running:
                 self._forget(session)
+                if not self._is_over_bound():
+                    return
+
+    def _is_over_bound(self) -> bool:
+        keys = len(self._by_head) + len(self._by_anchor)
+        return (
+            len(self._sessions) > self._max_sessions
+            or keys > _MEAN_KEYS * self._max_sessions + _MAX_HEADS + _MAX_ANCHORS
+        )
 
     def _forget(self, session: _Session) -> None:
         del self._sessions[session.session_id]
-        for head in session.heads:
-            _remove(self._by_head, session, head)
-        for anchor in session.anchors:
-            _remove(self._by_anchor, session, anchor)
+        self._by_head.forget(session, session.heads)
+        self._by_anchor.forget(session, session.anchors)
         self._endings.forget(session.session_id)
-
-
-_Table = dict[int, list[_Session]]
-
-
-def _add(
-    table: _Table, session: _Session, own: OrderedDict[int, None], key: int, most: int
-) -> None:
-    """Let the session be found by the key; what it is found by is bounded, and how many share."""
-    if key in own:
-        own.move_to_end(key)
-        return
-    sessions = table.setdefault(key, [])
-    if len(sessions) >= _MAX_SHARING:
-        return
-    sessions.append(session)
-    own[key] = None
-    if len(own) > most:
-        oldest, _ = own.popitem(last=False)
-        _remove(table, session, oldest)
-
-
-def _remove(table: _Table, session: _Session, key: int) -> None:
-    sessions = table[key]
-    sessions.remove(session)
-    if not sessions:
-        del table[key]
 
 
 def _has_begun(prompt: Sequence[Piece]) -> bool:

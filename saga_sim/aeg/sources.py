@@ -30,6 +30,7 @@ GENERATED = "generated"
 
 _CONVERSATIONS = 200
 _WITHIN_S = 60.0
+_LEAST_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def by_blocks(trace: Trace, seed: int) -> list[Exchange]:
             blocks = [block for run in call.chain for block in run]
             start_s = call.arrival_s + shift_s
             name = f"{call.session_id}/{at:05}"
-            end_s = start_s + (call.duration_s or 0.0)
+            end_s = start_s + max(_LEAST_S, call.duration_s or 0.0)
             body = {"prompt": blocks}
             exchanges.append(Exchange(name, call.session_id, start_s, end_s, "completions", body))
     return [each for each in exchanges if each.body["prompt"]]

@@ -14,9 +14,14 @@ _END_CHARS = 1000
 
 
 def prompt_texts(exchange: Exchange) -> list[str]:
-    """The system prompt and the messages from the last one back; of plain text its two ends."""
+    """The system prompt and the messages from the last one back; of plain text its two ends.
+
+    Where tokens, or blocks, stand for a text there are no words.
+    """
     if exchange.api == "completions":
         text = exchange.body["prompt"]
+        if not isinstance(text, str):
+            return []
         return [text[:_END_CHARS], text[_END_CHARS:][-_END_CHARS:]]
     messages = exchange.body["messages"]
     texts = [_content(message) for message in messages if message["role"] != "system"][::-1]

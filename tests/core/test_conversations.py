@@ -327,6 +327,19 @@ def test_plain_text_is_retried_edited_and_branched_from():
     assert (branch.relation, branch.parent_id) == (Relation.FORK, first.session_id)
 
 
+def test_plain_text_that_is_cut_in_its_grown_part_is_its_sessions_and_nobody_elses():
+    conversations = table()
+    grown = f"{LONG}{LONG.replace('line', 'result')}"
+    first = plain(conversations, LONG)
+    assert plain(conversations, grown).session_id == first.session_id
+    cut = grown[: len(LONG) + 300] + "and now something that is new\n" * 9
+    after = plain(conversations, cut)
+    assert (after.session_id, after.relation) == (first.session_id, Relation.SUPERSEDES)
+    # What an opening says may be a template.
+    other = plain(conversations, f"{LONG[:300]}and now another task for an agent\n" * 9)
+    assert other.relation is Relation.NEW
+
+
 def test_plain_text_that_goes_on_while_its_session_runs_is_a_fork():
     conversations = table()
     first = plain(conversations, LONG, answers=False)
@@ -369,3 +382,16 @@ def test_any_sequence_keeps_the_tables_whole(seed, requests):
             else:
                 conversations.answered(session_id, rng.choices(said, k=rng.randint(0, 2)))
         conversations.check_integrity()
+
+
+def test_what_sessions_are_found_by_is_bounded_in_all():
+    conversations = table(max_sessions=10)
+    prompts = [[system(), user(f"task {n}, which is to be done")] for n in range(10)]
+    for step in range(30):
+        for n, prompt in enumerate(prompts):
+            answer = assistant(f"answer {step} of {n} to all that was said")
+            turn(conversations, prompt, answer)
+            prompt += [answer, tool(f"result {step} of {n}, at some length")]
+    keys = len(conversations._by_head) + len(conversations._by_anchor)
+    assert keys <= 24 * 10 + 128
+    assert 0 < len(conversations) < 10
