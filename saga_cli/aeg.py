@@ -36,7 +36,7 @@ def add_to(commands: _Commands) -> None:
         "learn",
         help="learn graphs from traces, into a file that a gateway can go on from",
         description="Learns the graphs of recorded sessions and writes them to a file: what "
-        "`saga gateway --state-file` reads, and `saga aeg show`.",
+        "`saga gateway --set state_file=FILE` goes on from, and `saga aeg show` reads.",
     )
     learn.add_argument("trace", nargs="+", metavar="TRACE", help=_TRACES)
     learn.add_argument("--state", required=True, metavar="FILE", help="where the graphs go")

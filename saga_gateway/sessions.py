@@ -145,7 +145,10 @@ class SessionTable:
         if found is not None:
             retry = retry or found.is_retry
             session.read(found)
-        workflow_id = hints.workflow_id or workflow_id
+        if hints.workflow_id is not None:
+            workflow_id = hints.workflow_id
+        elif session.has_workflow:
+            workflow_id = None  # It stays what it began as, whatever tools a step goes without.
         if workflow_id is not None:
             key: WorkflowKey = (tenant, workflow_id)
             session.walk.workflow = key

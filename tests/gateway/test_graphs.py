@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from saga_cli.main import main
 from saga_core.graph import Graphs
 from saga_gateway.graphs import GraphFile
 from saga_gateway.identity import new_key
@@ -145,3 +146,16 @@ def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, content, caplog):
 def test_a_folder_that_cannot_be_written_is_said_and_does_no_harm(tmp_path, caplog):
     asyncio.run(GraphFile(tmp_path / "none" / "state.json").save(Graphs()))
     assert "cannot be written" in caplog.text
+
+
+async def test_saga_aeg_show_asks_a_running_gateway(gateway, capsys):
+    await gateway.client.put(PATH, json=AEG)
+    for words, shown in (
+        ([], "swe"),
+        (["--workflow", "swe"], "run/bash"),
+        (["--workflow", "swe", "--format", "mermaid"], "flowchart TD"),
+    ):
+        assert await asyncio.to_thread(main, ["aeg", "show", gateway.url, *words]) == 0
+        assert shown in capsys.readouterr().out
+    assert await asyncio.to_thread(main, ["aeg", "show", gateway.url, "--workflow", "no"]) == 1
+    assert "HTTP 404" in capsys.readouterr().err
