@@ -152,6 +152,9 @@ class _State(Collector):
         yield GaugeMetricFamily(
             "saga_gateway_sessions", "sessions in the table", float(len(self._sessions))
         )
+        yield GaugeMetricFamily(
+            "saga_gateway_workflows", "workflows with a graph", float(len(self._sessions.graphs))
+        )
 
     def _of_stats(self) -> Iterator[Metric]:
         for name, value in self._stats.as_dict().items():
@@ -195,4 +198,5 @@ _STATS = {
     "notices_dropped": "notices given up for want of room, or after a failure",
     "notice_failures": "failed deliveries of notices, by kind",
     "events": "events received, by kind",
+    "identified": "requests that named no session, by what they were found to be to theirs",
 }

@@ -164,6 +164,7 @@ class Proxy:
             found = self._identifier.session(
                 APIS[path], caller.tenant, body, follows, is_running=is_running
             )
+            self._stats.identified["unknown" if found is None else found.relation.value] += 1
             session_id = None if found is None else found.session_id
         span = self._tracing.begin(path, headers, said)
         in_session = is_step and session_id is not None

@@ -22,6 +22,7 @@ class Stats:
             failure, or because the worker does not speak the protocol.
         notice_failures: failed deliveries per kind of failure.
         events: events received per kind.
+        identified: requests that named no session, by what they were found to be to theirs.
     """
 
     requests: int = 0
@@ -35,6 +36,7 @@ class Stats:
     notices_dropped: int = 0
     notice_failures: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
+    identified: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, int | dict[str, int]]:
         """The counts as JSON can hold them."""

@@ -227,6 +227,10 @@ async def test_a_retry_after_a_failure_is_the_same_session_and_teaches_nothing(
     again = await gateway.client.post(path, json=chat_body(turns, False))
     ids = {r.headers["x-saga-session-id"] for r in (first, failed, again)}
     assert len(ids) == 1
+    assert gateway.app.stats.identified == {"new": 1, "continues": 1, "retry": 1}
+    shown = (await gateway.client.get("/metrics")).text
+    assert 'saga_gateway_identified_total{kind="retry"} 1.0' in shown
+    assert "saga_gateway_workflows 1.0" in shown
 
 
 async def test_one_conversation_of_two_tenants_is_two(start_gateway, worker, wire, tmp_path):
