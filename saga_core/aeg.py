@@ -113,9 +113,10 @@ def read_aeg(document: str | dict[str, Any]) -> Aeg:
         rest = left[each.node]
         if rest < each.p_end + ends[each.node] - _SLACK or rest < -_SLACK:
             raise StateError(f"edges: the probabilities after {name!r} sum to more than 1")
+    said = {of.get("id") for of in fields["nodes"] if of.get("p_end") is not None}
     known = tuple(
-        each if each.p_end else replace(each, p_end=min(max(left[each.node], 0.0), 1.0))
-        for each in nodes.values()
+        each if name in said else replace(each, p_end=min(max(left[each.node], 0.0), 1.0))
+        for name, each in nodes.items()
     )
     return Aeg(
         workflow,

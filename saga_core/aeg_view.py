@@ -30,8 +30,8 @@ def described(
                     output_tokens=sums.output_tokens / steps,
                     observation_tokens=sums.observation_tokens / max(sums.observed, 1e-300),
                     pauses=durations.pauses(workflow, node.tool),
-                    pause_p50_s=durations.quantile_s(workflow, node.tool, 0.5),
-                    pause_p95_s=durations.quantile_s(workflow, node.tool, 0.95),
+                    pause_p50_s=durations.own_s(workflow, node.tool, 0.5),
+                    pause_p95_s=durations.own_s(workflow, node.tool, 0.95),
                 )
             )
         if seen is None or not outcomes:

@@ -208,23 +208,42 @@ class Conversations:
     # By the chain
 
     def _find(self, keys: Sequence[int], prompt: Sequence[Piece]) -> tuple[_Found | None, int]:
-        """The session that had the longest leading part; with how many pieces that has."""
+        """The session that had the longest leading part; with how many pieces that has.
+
+        One that waits with just this said goes before one that had more and has gone on: agents
+        that are run again say again what others have said before them.
+        """
+        best: tuple[_Found | None, int] = (None, 0)
         for count in range(len(keys), 0, -1):
-            sessions = self._by_head.get(keys[count - 1])
-            if not sessions:
+            key = keys[count - 1]
+            sessions = self._by_head.get(key)
+            waiting = next((each for each in sessions if each.answer_head == key), None)
+            if waiting is not None:
+                return _Found(waiting, Relation.CONTINUES), count
+            if not sessions or best[0] is not None:
                 continue
-            unsure = []
-            for session in reversed(sessions):
-                relation, is_sure = self._relation(session, keys[count - 1], count, prompt)
-                if is_sure:
-                    return _Found(session, relation), count
-                if relation is not Relation.NEW:
-                    unsure.append(_Found(session, relation))
-            if len(unsure) == len(sessions) == 1:
-                return unsure[0], count
-            # It may be any of them, or none: better one session too many than two people in one.
-            return _Found(sessions[0], Relation.NEW), 0
-        return None, 0
+            found, known = self._nearest(sessions, key, count, prompt)
+            is_retry = found.relation is Relation.RETRY and not found.session.is_answered
+            if is_retry or found.relation in (Relation.NEW, Relation.CONTINUES):
+                return found, known
+            best = found, known
+        return best
+
+    def _nearest(
+        self, sessions: Sequence[_Session], key: int, count: int, prompt: Sequence[Piece]
+    ) -> tuple[_Found, int]:
+        """Of the sessions that had ``count`` pieces of a prompt: the one that it belongs to."""
+        unsure = []
+        for session in reversed(sessions):
+            relation, is_sure = self._relation(session, key, count, prompt)
+            if is_sure:
+                return _Found(session, relation), count
+            if relation is not Relation.NEW:
+                unsure.append(_Found(session, relation))
+        if len(unsure) == len(sessions) == 1:
+            return unsure[0], count
+        # It may be any of them, or none: better one session too many than two people in one.
+        return _Found(sessions[0], Relation.NEW), 0
 
     @staticmethod
     def _relation(
@@ -374,10 +393,12 @@ class Conversations:
         if not self._is_over_bound():
             return
         for session in list(itertools.islice(self._sessions.values(), _MAX_LOOKED_AT)):
-            if not session.running:
-                self._forget(session)
-                if not self._is_over_bound():
-                    return
+            if session.running:
+                self._sessions.move_to_end(session.session_id)  # Others are looked at next time.
+                continue
+            self._forget(session)
+            if not self._is_over_bound():
+                return
 
     def _is_over_bound(self) -> bool:
         keys = len(self._by_head) + len(self._by_anchor)

@@ -183,7 +183,7 @@ ZERO_BIN = -(2**31)
 """The bin of numbers that are zero, below all others."""
 
 _MAPPING = DDSketch(_RELATIVE_ERROR)._mapping
-_MAX_BIN = 20_000
+_MAX_BIN = 17_000
 
 
 def bin_of(value: float) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Generator
+from collections import Counter, OrderedDict
+from collections.abc import Generator, Hashable
 from typing import Any
 
 from saga_core.aeg import Aeg
@@ -259,6 +259,16 @@ class Graphs:
         self._edges -= graph.transitions.num_nexts
         return True
 
+    def size(self, workflow: Workflow) -> tuple[float, int, int, bool] | None:
+        """Tasks, nodes and edges of the workflow's graph, and whether it is cold; cheap."""
+        graph = self._graphs.get(workflow)
+        if graph is None:
+            return None
+        tasks, nodes = graph.tasks / graph.weight, graph.nodes
+        seen = (graph.transitions.get((node,)) for node in (START, *nodes))
+        edges = sum(sum(to in nodes for to in each.nexts) for each in seen if each is not None)
+        return tasks, len(nodes), edges, self._is_cold(graph)
+
     # State
 
     def merge(self, other: Graphs) -> None:
@@ -355,8 +365,15 @@ class Graphs:
         while len(self._graphs) > self._max_workflows or (
             self._edges > self._max_edges and len(self._graphs) > 1
         ):
-            _, dropped = self._graphs.popitem(last=False)
-            self._edges -= dropped.transitions.num_nexts
+            self.forget(self._next_to_go())
+
+    def _next_to_go(self) -> Workflow:
+        """The least recently used workflow of the owner that has most: no other pays for it."""
+        owners = Counter(map(_owner, self._graphs))
+        (greatest, most), *others = owners.most_common(2)
+        if others and others[0][1] == most:
+            return next(iter(self._graphs))
+        return next(workflow for workflow in self._graphs if _owner(workflow) == greatest)
 
     def _note_familiar(self, graph: Evidence, node: Node) -> None:
         everywhere = self._root.transitions.get((node,))
@@ -371,3 +388,8 @@ class Graphs:
         familiar = graph.familiar / graph.steps if graph.steps else 0.0
         needed = self._cold_tasks * (1.0 - _MAX_HEAD_START * familiar)
         return graph.tasks / graph.weight < needed * (1.0 - 1e-9)
+
+
+def _owner(workflow: Workflow) -> Hashable:
+    """Whose workflow it is: the first part of a key that has parts."""
+    return workflow[0] if isinstance(workflow, tuple) and workflow else None

@@ -24,7 +24,7 @@ _DIGEST_BYTES = 8
 _DIGITS = b"0123456789"
 # Words with a digit in them: dates, times, counts, ids. Names of days and months stand beside such.
 _VALUE = re.compile(
-    rb"\S*[0-9]\S*|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b"
+    rb"(?<!\S)[^\s0-9]*+[0-9]\S*+|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b"
     rb"|\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|mon|tue|wed|thu|fri|sat|sun)[a-z]*\b",
     re.IGNORECASE,
 )
@@ -33,9 +33,13 @@ _BIG_CHARS = 2**16
 _BIG_ENDS_CHARS = 2**10
 _FIRST_BLOCK_CHARS = 64
 _BLOCK_SHARE = 64
+_LONGEST_BLOCK = 4
 _TOKENS_PER_BLOCK = 64
 _MIN_LINE_CHARS = 12
 _MAX_LINES = 256
+# A conversation of more is not looked into: it would hold up other requests.
+_MAX_MESSAGES = 10_000
+_MAX_DEPTH = 32
 _TEMPLATE_CHARS = 2**16
 
 _Hash = blake2b
@@ -83,6 +87,8 @@ class PromptReader:
         """
         if api == "completions":
             pieces = self._flat(content.get("prompt"))
+        elif _is_long(content):
+            return None
         else:
             pieces = []
             self._add_messages(pieces, api, content)
@@ -134,7 +140,7 @@ class PromptReader:
         lines = (line.strip() for line in re.split(r"\n|(?<=[.!?]) ", text[:_TEMPLATE_CHARS]))
         kept = [line for line in lines if len(line) >= _MIN_LINE_CHARS][:_MAX_LINES]
         return Template(
-            kind=self._digest(orjson.dumps([content.get("model"), tools])),
+            kind=self._digest(orjson.dumps([_model(content), tools])),
             lines=tuple(map(self._masked_digest, kept or tools[:1])),
             is_stable=is_stable,
         )
@@ -225,13 +231,15 @@ class PromptReader:
 
     def _call(self, name: object, arguments: object) -> Piece:
         # In one way whatever the order of keys and the spaces.
-        known = [_CALL, str(name), _parsed(arguments) if isinstance(arguments, str) else arguments]
-        content = orjson.dumps(known, option=orjson.OPT_SORT_KEYS)
+        if isinstance(arguments, str):
+            arguments = _parsed(arguments)
+        name = name if isinstance(name, str) else ""
+        content = orjson.dumps([_CALL, name, arguments or {}], option=orjson.OPT_SORT_KEYS)
         return Piece(self._digest(content), len(content), Kind.ASSISTANT)
 
     def _shape(self, content: Mapping[str, Any], pieces: Sequence[Piece]) -> int:
         system = [piece.digest for piece in pieces[:4] if piece.kind is Kind.SYSTEM]
-        known = [content.get("model"), *_tool_names(content), *system]
+        known: list[object] = [_model(content), *_tool_names(content), *system]
         if not system and len(known) == 1:
             known.append(pieces[0].digest)
         return self._digest(orjson.dumps(known))
@@ -252,7 +260,7 @@ class PromptReader:
         raw = self._digest(content)
         known = self._masked.get(raw)
         if known is None:
-            lines = content.split(b"\n")
+            lines = content[:_TEMPLATE_CHARS].split(b"\n")
             masked = [
                 line if line.translate(None, _DIGITS) == line else _VALUE.sub(b"0", line)
                 for line in lines
@@ -271,15 +279,17 @@ def _parsed(arguments: str) -> object:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Plain text cut after line ends; blocks grow with the text before them.
+    """Plain text cut after line ends, if these come; blocks grow with the text before them.
 
     So a text and one that it begins have all blocks in common but the shorter one's last, and a
     long text has a few hundred.
     """
     start = 0
     while start < len(text):
-        wanted = start + max(_FIRST_BLOCK_CHARS, start // _BLOCK_SHARE)
-        end = text.find("\n", wanted) + 1 or len(text)
+        size = max(_FIRST_BLOCK_CHARS, start // _BLOCK_SHARE)
+        longest = start + _LONGEST_BLOCK * size
+        # Text without line ends is cut all the same.
+        end = text.find("\n", start + size, longest) + 1 or min(longest, len(text))
         yield text[start:end]
         start = end
 
@@ -306,12 +316,12 @@ def _part(part: object) -> str:
     return "".join(_ends(value) for value in _texts(part))
 
 
-def _texts(value: object) -> Iterator[str]:
+def _texts(value: object, depth: int = 0) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and depth < _MAX_DEPTH:
         for each in value.values():
-            yield from _texts(each)
+            yield from _texts(each, depth + 1)
 
 
 def _ends(text: str) -> str:
@@ -351,6 +361,16 @@ def _tool_names(content: Mapping[str, Any]) -> list[str]:
         if isinstance(name, str):
             names.append(name)
     return sorted(names)
+
+
+def _model(content: Mapping[str, Any]) -> str:
+    model = content.get("model")
+    return model if isinstance(model, str) else ""
+
+
+def _is_long(content: Mapping[str, Any]) -> bool:
+    lists = (content.get("messages"), content.get("input"))
+    return any(isinstance(each, list) and len(each) > _MAX_MESSAGES for each in lists)
 
 
 def _objects(value: object) -> list[dict[str, Any]]:

@@ -11,7 +11,9 @@ _SHELLS = frozenset({"bash", "sh", "shell", "zsh", "console", "terminal", "power
 _CODE = frozenset({"python", "py", "tool_code", "ipython"})
 _NAME = r"[A-Za-z_][\w.-]{0,63}"
 # The last fenced block, with at most a closing tag behind it: an agent stops there and waits.
-_FENCE = re.compile(r"```[ \t]*([A-Za-z_]*)[^\n`]*\n(?:(?!```).)*```\s*(?:</[\w-]+>\s*)*\Z", re.S)
+_FENCE = re.compile(
+    r"```[ \t]*+([A-Za-z_]*+)[^\n`]*+\n(?:(?!```).)*```\s*(?:</[\w-]+>\s*)*\Z", re.S
+)
 # ReAct: "Action: search[tides]", or the name and "Action Input:" on the next line.
 _ACTION = re.compile(rf"^[ \t*]*Action[ \t*]*:[ \t*`]*({_NAME})", re.M)
 _FINAL = re.compile(r"^[ \t*]*Final Answer[ \t*]*:", re.M)

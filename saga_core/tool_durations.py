@@ -116,6 +116,11 @@ class ToolDurations:
             return _prior_s(_type_of(tool), q)
         return mixture.value_s(q * mixture.cumulated[-1])
 
+    def own_s(self, workflow: Hashable, tool: str | None, q: float) -> float | None:
+        """The same of the workflow's own pauses alone, or as declared; None when it has none."""
+        level = self._levels.get(_keys(workflow, tool)[0])
+        return None if level is None else level.quantiles.quantile(q)
+
     def p50_p95_s(self, workflow: Hashable, tool: str | None) -> tuple[float, float]:
         """Both of these quantiles, seconds."""
         mixture = self._mixture(workflow, tool)

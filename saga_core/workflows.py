@@ -69,6 +69,7 @@ class WorkflowClasses:
         if found is None:
             return PLAIN
         if found not in self._classes:
+            del self._by_shape[scope, shape]
             return None
         self._by_shape.move_to_end((scope, shape))
         self._classes.move_to_end(found)
@@ -118,7 +119,9 @@ class WorkflowClasses:
         name = f"wf-{hash((template.kind, title, number)) & 0xFFFFFFFFFFFF:012x}"
         made = _Class(name, (kind, title), lines)
         self._classes[made] = None
-        self._by_title.setdefault(made.key, []).append(made)
+        alike = self._by_title.setdefault(made.key, [])
+        if len(alike) < _MAX_SHARING:
+            alike.append(made)
         for line in lines:
             sharing = self._by_line.setdefault((kind, line), [])
             if len(sharing) < _MAX_SHARING:
@@ -132,6 +135,7 @@ class WorkflowClasses:
         _remove(self._by_title, known.key, known)
         for line in known.lines:
             _remove(self._by_line, (known.key[0], line), known)
+        known.lines = frozenset()  # Shapes that lead to it are dropped when they come again.
 
 
 def _overlap(a: frozenset[int], b: frozenset[int]) -> float:

@@ -16,6 +16,7 @@ from saga_core.text_calls import tool_in_text
 _MAX_TOOLS = 256
 _MAX_ID_CHARS = 256
 _MAX_TEXT_CHARS = 2**22
+_FURTHER_CALL = 10**6
 _LAST_RESPONSE_EVENTS = frozenset(
     {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 )
@@ -80,6 +81,8 @@ class Draft:
         self.done = False
         self._names: dict[tuple[int, int], str] = {}
         self._arguments: dict[tuple[int, int], list[str]] | None = {} if with_text else None
+        self._ids: dict[tuple[int, int], str] = {}
+        self._places: dict[tuple[int, int], tuple[int, int]] = {}
         self._texts: dict[int, list[str]] = {}
         self._raw: list[bytes] = []
         self._text_chars = 0
@@ -150,10 +153,22 @@ class Draft:
         for position, call in enumerate(_objects(part.get("tool_calls"))):
             function = call.get("function")
             if isinstance(function, dict):
-                self._add_call((choice, _int(call.get("index"), position)), function)
+                place = self._place(choice, _int(call.get("index"), position), call.get("id"))
+                self._add_call(place, function)
         legacy = part.get("function_call")
         if isinstance(legacy, dict):
             self._add_call((choice, -1), legacy)
+
+    def _place(self, choice: int, index: int, call_id: object) -> tuple[int, int]:
+        """Where a piece of a call belongs. Some workers number no calls, or all of them alike:
+        another id on the same place begins another call."""
+        place = self._places.get((choice, index), (choice, index))
+        if isinstance(call_id, str) and call_id:
+            known = self._ids.setdefault(place, call_id)
+            if known != call_id:
+                place = self._places[choice, index] = (choice, _FURTHER_CALL + len(self._ids))
+                self._ids[place] = call_id
+        return place
 
     def _add_call(self, key: tuple[int, int], function: dict[str, object]) -> None:
         self._add_name(key, function.get("name"))
@@ -186,10 +201,11 @@ class Draft:
         if kind in ("function_call", "custom_tool_call", "mcp_call"):
             self._add_name((0, position), item.get("name"))
             if self._arguments is not None:  # An item says all of it, once begun and once done.
-                self._arguments.pop((0, position), None)
+                before = self._arguments.pop((0, position), ())
+                self._text_chars -= sum(map(len, before))
                 self._add_arguments((0, position), item.get("arguments", item.get("input")))
         elif kind == "message" and self._arguments is not None:
-            self._texts.pop(position, None)
+            self._text_chars -= sum(map(len, self._texts.pop(position, ())))
             for part in _objects(item.get("content")):
                 self._add_text(position, part.get("text"))
 

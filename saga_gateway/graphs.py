@@ -16,6 +16,7 @@ import orjson
 from saga_core.aeg import RENDERERS, read_aeg, to_dict
 from saga_core.fields import StateError
 from saga_core.graph import Graphs
+from saga_core.hints import clean
 from saga_gateway.asgi import (
     BodyTooLargeError,
     ClientGoneError,
@@ -52,6 +53,7 @@ class GraphFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._saving = asyncio.Lock()
 
     def load(self) -> Graphs:
         """What the file holds; nothing when it is not there."""
@@ -69,19 +71,28 @@ class GraphFile:
             return Graphs()
 
     async def save(self, graphs: Graphs) -> None:
-        """Write all that was learned, whole or not at all; requests are served meanwhile."""
-        saving = graphs.saving()
-        while True:
+        """Write all that was learned, whole or not at all; requests are served meanwhile.
+
+        A write that has begun is finished also when who waits for it does so no more.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._save(graphs)))
+
+    async def _save(self, graphs: Graphs) -> None:
+        async with self._saving:
+            saving = graphs.saving()
             try:
-                next(saving)
+                while True:
+                    next(saving)
+                    await asyncio.sleep(0)
             except StopIteration as done:
                 state: dict[str, Any] = done.value
-                break
-            await asyncio.sleep(0)
-        try:
-            await asyncio.to_thread(self._write, state)
-        except OSError as error:
-            logger.warning("state_file %s cannot be written: %s", self._path, error)
+            except StateError as error:
+                logger.warning("state_file %s is not written: %s", self._path, error)
+                return
+            try:
+                await asyncio.to_thread(self._write, state)
+            except OSError as error:
+                logger.warning("state_file %s cannot be written: %s", self._path, error)
 
     def _write(self, state: dict[str, Any]) -> None:
         partial = self._path.with_name(self._path.name + ".partial")
@@ -114,12 +125,11 @@ class GraphRoutes:
             tenant, workflow = key if isinstance(key, tuple) else (None, str(key))
             if not caller.admin and tenant != caller.tenant:
                 continue
-            aeg = self._graphs.graph(key, workflow)
-            if aeg is not None:
-                counts = {"tasks": aeg.tasks, "nodes": len(aeg.nodes), "edges": len(aeg.edges)}
-                shown.append(
-                    {"tenant": tenant, "workflow": workflow, **counts, "is_cold": aeg.is_cold}
-                )
+            size = self._graphs.size(key)
+            if size is not None:
+                named = zip(("tasks", "nodes", "edges", "is_cold"), size, strict=True)
+                shown.append({"tenant": tenant, "workflow": workflow, **dict(named)})
+            await asyncio.sleep(0)
         await send_json(send, 200, {"workflows": shown})
 
     async def show(self, scope: Scope, _receive: Receive, send: Send) -> None:
@@ -133,7 +143,9 @@ class GraphRoutes:
             message = f"format={form[:32]!r} must be one of {', '.join(RENDERERS)}"
             await send_error(send, 422, message, code="unknown_format")
             return
-        key = self._key(scope, caller)
+        key = await self._key(scope, caller, send)
+        if key is None:
+            return
         aeg = self._graphs.graph(key, key[1])
         if aeg is None:
             whose = "" if key[0] is None else f" of tenant {key[0]}"
@@ -150,7 +162,9 @@ class GraphRoutes:
         caller = await self._admit(scope, send)
         if caller is None:
             return
-        key = self._key(scope, caller)
+        key = await self._key(scope, caller, send)
+        if key is None:
+            return
         try:
             document = orjson.loads(await read_body(receive, _MAX_AEG_BYTES))
             if isinstance(document, dict):
@@ -170,11 +184,18 @@ class GraphRoutes:
         await send_json(send, 200, {} if known is None else to_dict(known))
 
     @staticmethod
-    def _key(scope: Scope, caller: Identity) -> WorkflowKey:
+    async def _key(scope: Scope, caller: Identity, send: Send) -> WorkflowKey | None:
+        """Whose graph of which workflow is meant; None: that cannot be, and it has been said."""
         workflow = workflow_of(scope["path"])
         assert workflow is not None
         named = parse_qs(scope["query_string"].decode("latin-1")).get("tenant")
-        return (named[0] if named and caller.admin else caller.tenant), workflow
+        if not named or not caller.admin:
+            return caller.tenant, workflow
+        if clean(named[0]) != named[0]:
+            message = "tenant must be 1 to 256 characters of A-Z a-z 0-9 . _ ~ : -"
+            await send_error(send, 422, message, code="malformed_tenant")
+            return None
+        return named[0], workflow
 
 
 def workflow_of(path: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ from saga_core.prompts import Prompt, PromptReader
 from saga_core.workflows import WorkflowClasses
 from saga_gateway.answers import Answer
 
+logger = logging.getLogger(__name__)
+
 _ID_BYTES = 12
+_MAX_READ_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,9 @@ class Identified:
         parent_id: the session that it branches from, of a fork.
         workflow_id: the class of requests that it belongs to.
         observed_chars: length of what was added after the last answer.
-        prompt_chars, known_chars: length of the prompt, and of what the session had of it before.
+        prompt_chars, known_chars: length of the prompt, and of what the session had of it before;
+            0 where the request holds only what is new.
+        is_named: the request names the response that it goes on from.
     """
 
     session_id: str
@@ -37,6 +43,7 @@ class Identified:
     observed_chars: int
     prompt_chars: int = 0
     known_chars: int = 0
+    is_named: bool = False
 
     @property
     def is_retry(self) -> bool:
@@ -62,23 +69,36 @@ class Identifier:
     ) -> Identified | None:
         """The session of a request that names none; None when its body does not tell.
 
-        Its answer, or that there will be none, is to be told: :meth:`answered`, :meth:`failed`.
+        Its answer, or that there is none, is to be told: :meth:`ended`.
 
         Args:
             api: as in :meth:`PromptReader.read`.
             follows: the session of the response that the request goes on from.
             is_running: whether a request of that session is being served.
         """
+        try:
+            return self._session(api, tenant, body, follows, is_running=is_running)
+        except Exception as error:  # noqa: BLE001 - whatever a client sends, it is relayed
+            logger.warning("a request is served without a session: %s", type(error).__name__)
+            return None
+
+    def _session(
+        self, api: str, tenant: str | None, body: bytes, follows: str | None, *, is_running: bool
+    ) -> Identified | None:
         content, prompt = self._read(api, body)
         if prompt is None:
             return None
         scope = hash(tenant)
         workflow = self._workflow(scope, api, content, prompt)
         if follows is not None:
-            relation = Relation.FORK if is_running else Relation.CONTINUES
-            session_id = _new_id() if is_running else follows
-            parent_id = follows if is_running else None
-            return Identified(session_id, relation, parent_id, workflow, prompt.observed_chars)
+            return Identified(
+                _new_id() if is_running else follows,
+                Relation.FORK if is_running else Relation.CONTINUES,
+                follows if is_running else None,
+                workflow,
+                prompt.observed_chars,
+                is_named=True,
+            )
         digest_of = self._reader.digest_of(content) if api == "completions" else None
         match = self._conversations.arrived(scope, prompt.pieces, digest_of)
         sizes = [piece.size for piece in prompt.pieces]
@@ -94,19 +114,31 @@ class Identifier:
 
     def workflow(self, api: str, tenant: str | None, body: bytes) -> str | None:
         """The workflow of a request that names its session, but no workflow."""
-        content, prompt = self._read(api, body)
-        return None if prompt is None else self._workflow(hash(tenant), api, content, prompt)
+        try:
+            content, prompt = self._read(api, body)
+            return None if prompt is None else self._workflow(hash(tenant), api, content, prompt)
+        except Exception as error:  # noqa: BLE001 - whatever a client sends, it is relayed
+            logger.warning("a request is served without a workflow: %s", type(error).__name__)
+            return None
 
-    def answered(self, found: Identified, answer: Answer) -> None:
-        """The request has been answered."""
-        pieces = self._reader.answer(answer.text, answer.calls)
-        self._conversations.answered(found.session_id, pieces)
-
-    def failed(self, found: Identified) -> None:
-        """The request has not been answered, or not so that it could be read."""
-        self._conversations.failed(found.session_id)
+    def ended(self, found: Identified, answer: Answer | None) -> None:
+        """The request is over; None: it was not answered, or not so that it could be read."""
+        if found.is_named:
+            return
+        pieces = None
+        try:
+            if answer is not None:
+                pieces = self._reader.answer(answer.text, answer.calls)
+        except Exception as error:  # noqa: BLE001 - whatever a client sends, it is relayed
+            logger.warning("a session goes on without its answer: %s", type(error).__name__)
+        if pieces is None:
+            self._conversations.failed(found.session_id)
+        else:
+            self._conversations.answered(found.session_id, pieces)
 
     def _read(self, api: str, body: bytes) -> tuple[Mapping[str, Any], Prompt | None]:
+        if len(body) > _MAX_READ_BYTES:
+            return {}, None  # Other requests would wait for it.
         try:
             content = orjson.loads(body)
         except orjson.JSONDecodeError:

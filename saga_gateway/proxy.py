@@ -27,7 +27,7 @@ from saga_gateway.headers import Headers, decode_headers, downstream_headers, up
 from saga_gateway.identity import Identity, admit
 from saga_gateway.notifier import Notifier
 from saga_gateway.parts import Parts
-from saga_gateway.responses import Made, Responses, named_response
+from saga_gateway.responses import Made, Responses, UnreadableError, named_response
 from saga_gateway.routes import APIS, Dialect, dialect_of, error_event
 from saga_gateway.sse import SideReader, is_event_stream
 from saga_gateway.upstream import (
@@ -119,7 +119,14 @@ class Proxy:
             return
         made: Made | None = None
         if dialect is Dialect.RESPONSES:
-            named = named_response(scope["path"], body)
+            try:
+                named = named_response(scope["path"], body)
+            except UnreadableError as error:
+                if caller.tenant is not None:
+                    message = f"the body is not JSON: {error}"
+                    await send_error(send, 400, message, code="malformed_body", dialect=dialect)
+                    return
+                named = None  # The worker says what is wrong with it.
             made = self._responses.get(caller.tenant, named)
             if named is not None and made is None and caller.tenant is not None:
                 # Workers know no tenants: whose response it is, the gateway alone can tell.
@@ -130,16 +137,16 @@ class Proxy:
             await _send_too_many(send, caller, dialect)
             return
         self._stats.requests += 1
-        now_s = self._clock()
-        exchange = self._begin(scope, headers, body, caller, dialect, now_s, made, is_step=is_step)
-        exchange.began_s = now_s
+        exchange: Exchange | None = None
         try:
+            exchange = self._begin(scope, headers, body, caller, dialect, made, is_step=is_step)
             completed = await run_until_gone(receive, self._exchange(exchange, send))
             if not completed and not exchange.over:
                 self._stats.clients_gone += 1
         finally:
             self._gatekeeper.leave(caller)
-            self._end(exchange, None)
+            if exchange is not None:
+                self._end(exchange, None)
 
     def _begin(
         self,
@@ -148,24 +155,26 @@ class Proxy:
         body: bytes,
         caller: Identity,
         dialect: Dialect,
-        now_s: float,
         made: Made | None,
         *,
         is_step: bool,
     ) -> Exchange:
         said = self._hints(headers)
         path, query = scope["path"], scope["query_string"]
-        session_id, found = None, None
-        if said.session_id is not None:
-            session_id = self._gatekeeper.session_id(caller, said.session_id)
-        elif is_step and self._settings.identify_sessions:
+        said_session_id, found = said.session_id, None
+        if said_session_id is None and is_step and self._settings.identify_sessions:
             follows = None if made is None else made.session_id
-            is_running = follows is not None and self._sessions.is_running(follows)
+            is_running = follows is not None and self._sessions.is_running(
+                self._gatekeeper.session_id(caller, follows)
+            )
             found = self._identifier.session(
                 APIS[path], caller.tenant, body, follows, is_running=is_running
             )
             self._stats.identified["unknown" if found is None else found.relation.value] += 1
-            session_id = None if found is None else found.session_id
+            said_session_id = None if found is None else found.session_id
+        session_id = None
+        if said_session_id is not None:
+            session_id = self._gatekeeper.session_id(caller, said_session_id)
         span = self._tracing.begin(path, headers, said)
         in_session = is_step and session_id is not None
         passed = upstream_headers(self._gatekeeper.strip(headers), is_step_of_session=in_session)
@@ -177,12 +186,14 @@ class Proxy:
             session_id=session_id if in_session else None,
             priority=self._gatekeeper.priority(caller, headers),
         )
+        now_s = self._clock()
         exchange = Exchange(
             request,
             dialect,
             caller.tenant,
             found=found,
             home=None if made is None else made.worker_id,
+            began_s=now_s,
             span=span,
             is_step=is_step,
         )
@@ -200,7 +211,7 @@ class Proxy:
                 found=found,
                 workflow_id=workflow_id,
             )
-            exchange.said_session_id = said.session_id or session_id
+            exchange.said_session_id = said_session_id
             exchange.final = said.final
         return exchange
 
@@ -440,24 +451,21 @@ class Proxy:
             self._stats.answers_unread += 1
         worker_id = exchange.worker_id
         if answer is not None and answer.response_id is not None and worker_id is not None:
-            session_id = None if exchange.session is None else exchange.session.session_id
-            self._responses.put(exchange.tenant, answer.response_id, Made(worker_id, session_id))
+            made = Made(worker_id, exchange.said_session_id)
+            self._responses.put(exchange.tenant, answer.response_id, made)
         now_s = self._clock()
+        # First of all: a session that is not told of its request's end would run for ever.
+        if exchange.found is not None:
+            self._identifier.ended(exchange.found, answer)
+        if exchange.session is not None:
+            addressed = self._sessions.end_step(
+                exchange.session, answer, final=exchange.final, now_s=now_s
+            )
+            if addressed is not None:
+                self._notifier.put(addressed.worker_id, addressed.notice)
         self._account(exchange, answer, now_s)
         if _requests_log.isEnabledFor(logging.INFO):
             _requests_log.info("request", extra={"fields": exchange.log_fields(now_s)})
-        if exchange.found is not None:
-            if answer is None:
-                self._identifier.failed(exchange.found)
-            else:
-                self._identifier.answered(exchange.found, answer)
-        if exchange.session is None:
-            return answer
-        addressed = self._sessions.end_step(
-            exchange.session, answer, final=exchange.final, now_s=now_s
-        )
-        if addressed is not None:
-            self._notifier.put(addressed.worker_id, addressed.notice)
         return answer
 
 

@@ -38,15 +38,21 @@ class Responses:
             self._made.popitem(last=False)
 
 
+class UnreadableError(Exception):
+    """A body is no JSON that the gateway reads: what it goes on from cannot be told."""
+
+
 def named_response(path: str, body: bytes) -> str | None:
-    """Id of the response that a request of the responses API goes on from, or is about."""
+    """Id of the response that a request of the responses API goes on from, or is about.
+
+    Raises:
+        UnreadableError: the body is not JSON.
+    """
     if path.startswith(RESPONSE_PREFIX):
         return path.removeprefix(RESPONSE_PREFIX).partition("/")[0]
-    if b"previous_response_id" not in body:
-        return None
     try:
         content = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None  # The worker says what is wrong with it.
+    except orjson.JSONDecodeError as error:
+        raise UnreadableError(str(error)) from None
     named = content.get("previous_response_id") if isinstance(content, dict) else None
     return named if isinstance(named, str) else None

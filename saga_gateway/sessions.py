@@ -63,9 +63,9 @@ class Session:
 
     def read(self, found: Identified) -> None:
         """Take what the content of its newest request tells."""
-        self.is_found = True
         self.observed_tokens = found.observed_chars // _CHARS_PER_TOKEN
-        if self.prompt_chars:
+        self.overlap = None
+        if self.prompt_chars and found.prompt_chars:
             self.overlap = min(1.0, found.known_chars / self.prompt_chars)
         self.prompt_chars = found.prompt_chars
 
@@ -141,6 +141,7 @@ class SessionTable:
         session = self._sessions.get(session_id)
         if session is None:
             session = self._sessions[session_id] = Session(session_id)
+            session.is_found = found is not None
         retry = hints.step is not None and hints.step == session.step
         if found is not None:
             retry = retry or found.is_retry

@@ -54,7 +54,12 @@ class SideReader:
                 self._read_end()
             except Exception:  # noqa: BLE001 - whatever a worker sends, the relay goes on
                 self._failed = True
-        return None if self._failed else self._draft.answer()
+        if self._failed:
+            return None
+        try:
+            return self._draft.answer()
+        except Exception:  # noqa: BLE001 - whatever a worker sends, the relay goes on
+            return None
 
     def _read(self, data: bytes) -> None:
         if self._lines is None:

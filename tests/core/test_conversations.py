@@ -395,3 +395,38 @@ def test_what_sessions_are_found_by_is_bounded_in_all():
     keys = len(conversations._by_head) + len(conversations._by_anchor)
     assert keys <= 24 * 10 + 128
     assert 0 < len(conversations) < 10
+
+
+def test_two_who_said_and_were_answered_alike_go_on_each_in_their_own():
+    conversations, prompt = table(), [system(), user(OPENINGS[0])]
+    ids = [turn(conversations, prompt, ONE).session_id for _ in range(2)]
+    after = [
+        turn(conversations, [*prompt, ONE, user(text)], TWO).session_id
+        for text in ("now run the tests, please", "now write the report, please")
+    ]
+    assert sorted(after) == sorted(ids)
+    assert len(set(after)) == 2
+
+
+def test_a_run_that_says_again_what_one_before_it_said_is_its_own():
+    conversations = table()
+    answers = [assistant(f"answer number {n} to what was said") for n in range(4)]
+    results = [tool(f"result number {n}, of some length") for n in range(4)]
+    runs = []
+    for _ in range(2):
+        prompt, ids = [system(), user(OPENINGS[0])], []
+        for answer, result in zip(answers, results, strict=True):
+            ids.append(turn(conversations, prompt, answer).session_id)
+            prompt = [*prompt, answer, result]
+        runs.append(set(ids))
+    assert [len(ids) for ids in runs] == [1, 1]
+    assert runs[0] != runs[1]
+
+
+def test_the_bound_holds_behind_many_that_run():
+    conversations = table(max_sessions=200)
+    for n in range(100):
+        conversations.arrived(SCOPE, [user(f"this one runs, number {n}")])
+    for n in range(1000):
+        turn(conversations, [user(f"this one is answered, number {n}")], ONE)
+    assert len(conversations) <= 200

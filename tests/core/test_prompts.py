@@ -190,3 +190,43 @@ def test_no_body_raises(api, content):
     prompt = READER.read(api, content)
     assert prompt is None or prompt.pieces
     assert READER.template(api, content).lines is not None
+
+
+def nested(depth, within="x"):
+    for _ in range(depth):
+        within = [within]
+    return within
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "x", "a": {"b": {}}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": nested(900)}}]},
+    ],
+)
+def test_odd_parts_do_no_harm(message):
+    content = {"model": nested(300), "messages": [message, {"role": "user", "content": "hi"}]}
+    assert READER.read("chat", content).pieces[-1].kind is Kind.USER
+    assert READER.template("chat", content) is not None
+
+
+def test_a_call_without_arguments_is_the_same_however_that_is_said():
+    answers = [READER.answer("", [("f", text)]) for text in ("", "{}", " ")]
+    asked = {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {}}]}
+    echoed = pieces({"messages": [asked]}, "messages")
+    assert answers == [list(echoed)] * 3
+
+
+@pytest.mark.timeout(20)
+def test_masking_and_cutting_do_not_take_the_square_of_the_text():
+    text = "a" * 1_000_000 + " 1"
+    READER.template("completions", {"prompt": "0 " + "x" * 1_000_000})
+    READER.read("chat", {"messages": [{"role": "system", "content": text}]})
+    line = "x" * 400_000
+    assert 50 < len(pieces({"prompt": line}, "completions")) < 1000
+
+
+def test_a_conversation_of_ten_thousand_messages_is_not_looked_into():
+    message = {"role": "user", "content": "x"}
+    assert READER.read("chat", {"messages": [message] * 10_001}) is None

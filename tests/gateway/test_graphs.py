@@ -6,7 +6,8 @@ import json
 import pytest
 
 from saga_cli.main import main
-from saga_core.graph import Graphs
+from saga_core.aeg import read_aeg
+from saga_core.graph import Graphs, Node, Walk
 from saga_gateway.graphs import GraphFile
 from saga_gateway.identity import new_key
 
@@ -159,3 +160,38 @@ async def test_saga_aeg_show_asks_a_running_gateway(gateway, capsys):
         assert shown in capsys.readouterr().out
     assert await asyncio.to_thread(main, ["aeg", "show", gateway.url, "--workflow", "no"]) == 1
     assert "HTTP 404" in capsys.readouterr().err
+
+
+async def test_an_operator_s_tenant_must_be_a_name(gateway):
+    response = await gateway.client.put(PATH, params={"tenant": "x" * 2000}, json=AEG)
+    assert response.status_code == 422
+
+
+async def test_what_a_tenant_declares_pushes_nobody_else_out_and_shows_nothing_of_them():
+    graphs = Graphs(max_workflows=10)
+    aeg = read_aeg({**AEG, "workflow": "w"})
+    graphs.put(("a", "own"), aeg, now_s=0.0)
+    walk = Walk(("a", "secret"))
+    graphs.stepped(walk, Node(None, "acme_deploy"), now_s=0.0)
+    for _ in range(50):
+        graphs.returned(walk, 77.0)
+        graphs.stepped(walk, Node(None, "acme_deploy"), now_s=0.0)
+    for number in range(100):
+        graphs.put(("b", f"w{number}"), aeg, now_s=float(number))
+    assert {key for key in graphs.workflows() if key[0] == "a"} == {("a", "own"), ("a", "secret")}
+    spy = read_aeg({"version": 1, "workflow": "w", "nodes": [{"id": "x", "tool": "acme_deploy"}],
+                    "edges": []})  # fmt: skip
+    graphs.put(("b", "spy"), spy, now_s=200.0)
+    (node,) = graphs.graph(("b", "spy")).nodes
+    assert (node.pauses, node.pause_p50_s) == (0, None)
+    graphs.check_integrity()
+
+
+async def test_two_who_save_at_once_leave_a_whole_file(tmp_path):
+    file, graphs = GraphFile(tmp_path / "state.json"), Graphs()
+    graphs.put((None, "swe"), read_aeg({**AEG, "workflow": "swe"}), now_s=0.0)
+    first = asyncio.ensure_future(file.save(graphs))
+    await asyncio.sleep(0)
+    first.cancel()
+    await file.save(graphs)
+    assert file.load().workflows() == ((None, "swe"),)

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from saga_gateway.identity import new_key
+
 ARGUMENTS = {"command": 'ls "a b"', "timeout": 3}
 TEXT = 'Looking at it é "first" the\nparser.'
 
@@ -254,3 +256,119 @@ async def test_a_body_that_tells_nothing_is_relayed_as_it_is(gateway, worker, co
     assert response.status_code == 200
     assert worker.chats[0].body == content
     assert "x-saga-session-id" not in response.headers
+
+
+DEEP = "[" * 300 + "]" * 300
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", '
+        b'"arguments": "%s"}}]}]}' % DEEP.encode(),
+        b'{"messages": [{"role": "user", "content": [%s]}]}' % DEEP.encode(),
+        b'{"model": %s, "messages": [{"role": "user", "content": "hi"}]}' % DEEP.encode(),
+        b'{"messages": [{"role": "user", "content": [{"a": %s1%s}]}]}'
+        % (b'{"a":' * 900, b"}" * 900),
+    ],
+)
+async def test_content_fails_no_request_and_keeps_no_place(
+    start_gateway, worker, content, tmp_path
+):
+    key, entry = new_key("a")
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f"{entry}max_in_flight = 1\n")
+    gateway = await start_gateway(worker, keys_file=str(keys))
+    headers = {"Authorization": f"Bearer {key}"}
+    for _ in range(2):
+        response = await gateway.client.post(
+            "/v1/chat/completions", content=content, headers=headers
+        )
+        assert response.status_code == 200
+    assert worker.chats[0].body == content
+
+
+@pytest.mark.parametrize("text", [b"tab\there", b"bad \xff byte"])
+async def test_a_stream_that_is_no_json_is_relayed_and_ends_its_session_s_step(
+    gateway, worker, wire, text
+):
+    good = wire.event(wire.delta(content="first"))
+    bad = good.replace(b'"content": "first"', b'"content":"' + text + b'"')
+
+    async def script(exchange):
+        for_each = [good, bad, b"data: [DONE]\n\n"]
+        await exchange.stream_head()
+        for piece in for_each:
+            await exchange.chunk(piece)
+        await exchange.send(b"0\r\n\r\n")
+
+    worker.script = script
+    response = await gateway.client.post("/v1/chat/completions", json=chat_body(["fix it"], True))
+    assert text in response.content
+    session = gateway.app.sessions.get(response.headers["x-saga-session-id"])
+    assert session.running == 0
+
+
+async def test_a_session_that_was_found_can_be_named_by_a_tenant(start_gateway, worker, wire):
+    gateway = await start_gateway(worker, trusted_proxies=("127.0.0.1",))
+    path, tenant = "/v1/chat/completions", {"X-SAGA-Tenant-ID": "a"}
+    answer_with(worker, wire, path, TEXT)
+    first = await gateway.client.post(path, json=chat_body(["fix it"], False), headers=tenant)
+    named = {**tenant, "X-SAGA-Session-ID": first.headers["x-saga-session-id"]}
+    await gateway.client.post(path, json=chat_body(["other words"], False), headers=named)
+    assert len(gateway.app.sessions) == 1
+    assert worker.chats[0].header("x-session-id") == worker.chats[1].header("x-session-id")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"input": "y", "previous_response\\u005fid": "resp_1"}',
+        b'{"input": "y", "temperature": NaN, "previous_response_id": "resp_1"}',
+        json.dumps({"input": "y", "previous_response_id": "resp_1"}).encode("utf-16"),
+    ],
+)
+async def test_no_spelling_lets_a_tenant_go_on_from_another_s_response(
+    start_gateway, worker, wire, content
+):
+    gateway = await start_gateway(worker, trusted_proxies=("127.0.0.1",))
+    path = "/v1/responses"
+    answer_with(worker, wire, path, TEXT)
+    made = await gateway.client.post(
+        path, json=responses_body(["fix it"], False), headers={"X-SAGA-Tenant-ID": "a"}
+    )
+    assert made.status_code == 200
+    stolen = await gateway.client.post(path, content=content, headers={"X-SAGA-Tenant-ID": "b"})
+    assert stolen.status_code in (400, 404)
+    assert len(worker.chats) == 1
+
+
+async def test_a_step_that_holds_only_what_is_new_says_nothing_of_overlap(gateway, worker, wire):
+    path = "/v1/responses"
+    answer_with(worker, wire, path, TEXT)
+    first = await gateway.client.post(path, json=responses_body(["fix it"], False))
+    for _ in range(3):
+        follow = {"input": "and?", "previous_response_id": "resp_1", "stream": False}
+        await gateway.client.post(path, json=follow)
+    session = gateway.app.sessions.get(first.headers["x-saga-session-id"])
+    outlook = gateway.app.sessions.graphs.outlook(session.walk)
+    assert outlook.p_reuse > 0.5
+
+
+async def test_calls_that_a_worker_does_not_number_are_told_apart(
+    gateway, worker, wire, eventually
+):
+    async def script(exchange):
+        calls = [("c1", "weather", '{"a"'), (None, None, ": 1}"), ("c2", "time", "{}")]
+        await exchange.stream_head()
+        for call_id, name, arguments in calls:
+            function = {"name": name, "arguments": arguments}
+            call = {"index": 0, "id": call_id, "function": function}
+            await exchange.chunk(wire.event(wire.delta(tool_calls=[call])))
+        await exchange.chunk(b"data: [DONE]\n\n")
+        await exchange.send(b"0\r\n\r\n")
+
+    worker.script = script
+    await gateway.client.post("/v1/chat/completions", json=chat_body(["fix it"], True))
+    await eventually(lambda: worker.notices)
+    assert worker.notices[0]["tool_name"] in ("weather", "time")
