@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from saga_core.evidence import History
@@ -33,9 +34,15 @@ class Walk:
     def take(self, node: Node, number: int | None = None) -> None:
         """Stand after a step; without its number it is the next one, and steps may be missing."""
         is_next = number is None or number == self.step + 1
-        self.last = (self.last[-1], node) if is_next else (node,)
+        self.last = _pair(self.last[-1], node) if is_next else (node,)
         self.step = self.step + 1 if number is None else number
         self.has_returned = False
+
+
+@lru_cache(maxsize=4096)
+def _pair(before: Node, last: Node) -> History:
+    # Many walks stand at few places: one object serves all.
+    return before, last
 
 
 class Outlook(NamedTuple):

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from saga_core.graph import Graphs, Walk
 from saga_core.hints import Hints, clean
@@ -151,8 +152,7 @@ class SessionTable:
         elif session.has_workflow:
             workflow_id = None  # It stays what it began as, whatever tools a step goes without.
         if workflow_id is not None:
-            key: WorkflowKey = (tenant, workflow_id)
-            session.walk.workflow = key
+            session.walk.workflow = _key(tenant, workflow_id)
         if session.paused_s is not None and not retry:
             self.graphs.returned(session.walk, max(0.0, now_s - session.paused_s))
         session.paused_s = None
@@ -234,7 +234,7 @@ class SessionTable:
         session.is_answered = True
         self.graphs.stepped(
             session.walk,
-            Node(session.agent, tool),
+            _node(session.agent, tool),
             now_s=self._wall_clock(),
             step=max(session.walk.step, 0) if session.repeats else session.step,
             output_tokens=None if answer.usage is None else answer.usage.completion_tokens,
@@ -286,3 +286,14 @@ class SessionTable:
         if session.paused_s is not None:
             self.graphs.ended(session.walk, now_s=self._wall_clock())
             session.paused_s = None
+
+
+# A hundred thousand sessions stand at few nodes of few workflows: one object serves all.
+@lru_cache(maxsize=4096)
+def _key(tenant: str | None, workflow_id: str) -> WorkflowKey:
+    return tenant, workflow_id
+
+
+@lru_cache(maxsize=4096)
+def _node(agent: str | None, tool: str | None) -> Node:
+    return Node(agent, tool)

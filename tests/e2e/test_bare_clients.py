@@ -22,7 +22,7 @@ from saga_cli.processes import Service, free_port
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 AGENTS, TOOL_STEPS = 8, 4
-POOL_BLOCKS, BLOCK_TOKENS = 160, 16
+POOL_BLOCKS, BLOCK_TOKENS = 80, 32
 PAUSES_S = {"look": 0.1, "build": 1.5}
 WORKFLOW = "mender"
 WORDS = """parser token index buffer stream module import return value error test file line path
