@@ -121,7 +121,7 @@ async def _agent(client: openai.AsyncOpenAI, events: httpx.AsyncClient, arm: Arm
             messages=messages,
             tools=_tools(),  # type: ignore[arg-type]
             tool_choice=choice,  # type: ignore[arg-type]
-            max_completion_tokens=24,
+            max_completion_tokens=64,
             temperature=0,
             extra_headers=headers,
         )
