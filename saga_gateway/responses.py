@@ -25,17 +25,22 @@ class Responses:
 
     def __init__(self, max_responses: int) -> None:
         self._max_responses = max_responses
-        self._made: OrderedDict[tuple[str | None, str], Made] = OrderedDict()
+        self._made: OrderedDict[str, Made] = OrderedDict()
 
     def get(self, tenant: str | None, response_id: str | None) -> Made | None:
         """Where it comes from; None when the tenant has no such response here."""
-        return None if response_id is None else self._made.get((tenant, response_id))
+        return None if response_id is None else self._made.get(_key(tenant, response_id))
 
     def put(self, tenant: str | None, response_id: str, made: Made) -> None:
         """Remember a response."""
-        self._made[tenant, response_id] = made
+        self._made[_key(tenant, response_id)] = made
         if len(self._made) > self._max_responses:
             self._made.popitem(last=False)
+
+
+def _key(tenant: str | None, response_id: str) -> str:
+    # One text takes half the room of a pair. No tenant's name has a line end in it.
+    return f"{tenant or ''}\n{response_id}"
 
 
 class UnreadableError(Exception):
