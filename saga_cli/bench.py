@@ -16,6 +16,7 @@ def add_to(commands: Commands) -> None:
     benchmarks = bench.add_subparsers(dest="benchmark", metavar="BENCHMARK")
     _add_engine(benchmarks)
     _add_scheduler(benchmarks)
+    _add_coordinator(benchmarks)
     _add_sdk(benchmarks)
     _add_gateway(benchmarks)
 
@@ -26,6 +27,10 @@ def run(options: argparse.Namespace) -> int:
         from saga_cli import bench_engine
 
         return bench_engine.run(options)
+    if options.benchmark == "coordinator":
+        from saga_cli import bench_coordinator
+
+        return bench_coordinator.run(options)
     if options.benchmark == "scheduler":
         from saga_cli import bench_scheduler
 
@@ -102,6 +107,25 @@ def _add_scheduler(benchmarks: Commands) -> None:
         "--steps", type=int, default=100, metavar="N", help="of an arm in a round (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write the results to FILE")
+
+
+def _add_coordinator(benchmarks: Commands) -> None:
+    parser = benchmarks.add_parser(
+        "coordinator",
+        help="CPU of the coordinator's decisions",
+        description="Times the coordinator's events over fleets and session tables of several "
+        "sizes, with a quarter more requests than there are places.",
+    )
+    parser.add_argument(
+        "--workers", default="10,100,1000", metavar="N,N,...", help="fleets (%(default)s)"
+    )
+    parser.add_argument(
+        "--sessions", default="10000,100000,1000000", metavar="N,N,...", help="(%(default)s)"
+    )
+    parser.add_argument("--events", type=int, default=40_000, metavar="N", help="(%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--json", metavar="FILE", help="also write the results to FILE")
 
 
