@@ -1,0 +1,1 @@
+"""A cluster of vLLM's own schedulers under agents, on a virtual clock."""

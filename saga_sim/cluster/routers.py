@@ -1,0 +1,111 @@
+"""Which worker of the simulated cluster gets a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """A worker as a router sees it.
+
+    Attributes:
+        worker: its number.
+        running, waiting: requests that its engine runs, and that wait in it.
+        used_share: share of its KV pool that running requests hold, 0 to 1.
+    """
+
+    worker: int
+    running: int
+    waiting: int
+    used_share: float
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that it has not answered."""
+        return self.running + self.waiting
+
+
+class Router(Protocol):
+    """Chooses a worker for each request at once."""
+
+    def place(
+        self, session: str, prompt: Sequence[bytes], loads: Sequence[WorkerLoad], now_s: float
+    ) -> int:
+        """The worker that is to serve the session's next request.
+
+        Args:
+            prompt: hashes of the prompt's full blocks, each standing for its whole prefix.
+            loads: of all workers, by number.
+        """
+
+    def ended(self, session: str) -> None:
+        """The session will not come back."""
+
+
+class RoundRobin:
+    """One worker after the other, whoever asks."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def place(
+        self, session: str, prompt: Sequence[bytes], loads: Sequence[WorkerLoad], now_s: float
+    ) -> int:
+        chosen = self._next % len(loads)
+        self._next += 1
+        return loads[chosen].worker
+
+    def ended(self, session: str) -> None:
+        pass
+
+
+class LeastLoaded:
+    """The fewest requests in flight; ties: the worker that was chosen longest ago."""
+
+    def __init__(self) -> None:
+        self._chosen: dict[int, int] = {}
+        self._count = 0
+
+    def place(
+        self, session: str, prompt: Sequence[bytes], loads: Sequence[WorkerLoad], now_s: float
+    ) -> int:
+        best = min(loads, key=lambda load: (load.in_flight, self._chosen.get(load.worker, -1)))
+        self._count += 1
+        self._chosen[best.worker] = self._count
+        return best.worker
+
+    def ended(self, session: str) -> None:
+        pass
+
+
+class Affinity:
+    """A session goes to the worker that served it last, a new one to the least loaded.
+
+    It leaves a worker where requests wait and that has more than ``max_ratio`` times as many in
+    flight as the least loaded one, which counts as having at least one; inf: never.
+    """
+
+    def __init__(self, max_ratio: float = math.inf) -> None:
+        self._max_ratio = max_ratio
+        self._home: dict[str, int] = {}
+        self._others = LeastLoaded()
+
+    def place(
+        self, session: str, prompt: Sequence[bytes], loads: Sequence[WorkerLoad], now_s: float
+    ) -> int:
+        home = self._home.get(session)
+        if home is not None:
+            least = max(1, min(load.in_flight for load in loads))
+            is_long = loads[home].in_flight > self._max_ratio * least
+            if not (is_long and loads[home].waiting):
+                return home
+        chosen = self._others.place(session, prompt, loads, now_s)
+        self._home[session] = chosen
+        return chosen
+
+    def ended(self, session: str) -> None:
+        self._home.pop(session, None)
