@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from saga_cli import aeg, bench, gateway
+from saga_cli import aeg, bench, gateway, simulate_cluster
 from saga_core.errors import SagaError
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         if options.simulation is None:
             options.print_help()
             return 0
+        if options.simulation == "cluster":
+            return simulate_cluster.run(options)
         from saga_cli import simulate
 
         return simulate.cache(simulate.CacheOptions.from_words(options))
@@ -148,6 +150,15 @@ def _add_simulate(commands: _Commands) -> None:
     simulate = commands.add_parser("simulate", help="replay traces of agents through the policies")
     simulate.set_defaults(print_help=simulate.print_help)
     simulations = simulate.add_subparsers(dest="simulation", metavar="SIMULATION")
+    simulate_cluster.add_words(
+        simulations.add_parser(
+            "cluster",
+            help="agents on a cluster of vLLM's own schedulers, on a virtual clock",
+            description="Runs agents in a closed loop on workers with vLLM's real scheduler and "
+            "block manager and no model, on a virtual clock: stock vLLM with several routers, "
+            "SAGA, and SAGA without one part or another.",
+        )
+    )
     cache = simulations.add_parser(
         "cache",
         help="one worker's prefix cache, policy by policy, against Bélády's optimum",

@@ -8,7 +8,7 @@ with the session whose last prompt and answer it begins with. No text is kept: a
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -134,6 +134,7 @@ class Conversations:
         self._max_sessions = max_sessions
         self._new_id = new_id
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._waiting: dict[int, int] = {}  # Answer heads, and how many sessions wait with each.
         self._by_head = KeyTable[_Session](_MAX_HEADS, _MAX_SHARING)
         self._by_anchor = KeyTable[_Session](_MAX_ANCHORS, _MAX_SHARING)
         self._endings = Endings()
@@ -186,8 +187,9 @@ class Conversations:
         session.running = max(0, session.running - 1)
         session.is_answered = True
         if answer:
-            session.answer_head = _chain(session.head, answer)[-1]
-            self._add_head(session, session.answer_head)
+            head = _chain(session.head, answer)[-1]
+            self._waits_with(session, head)
+            self._add_head(session, head)
             for piece in answer:
                 self._add_anchor(session, piece)
 
@@ -203,6 +205,10 @@ class Conversations:
             listed = [(key, id(session)) for key, session in table.entries()]
             own = [(key, id(s)) for s in self._sessions.values() for key in getattr(s, name)]
             assert sorted(listed) == sorted(own)
+        waiting = Counter(
+            s.answer_head for s in self._sessions.values() if s.answer_head is not None
+        )
+        assert waiting == self._waiting
         self._endings.check_integrity()
 
     # By the chain
@@ -216,10 +222,14 @@ class Conversations:
         best: tuple[_Found | None, int] = (None, 0)
         for count in range(len(keys), 0, -1):
             key = keys[count - 1]
+            is_waited_with = key in self._waiting
+            if best[0] is not None and not is_waited_with:
+                continue
             sessions = self._by_head.get(key)
-            waiting = next((each for each in sessions if each.answer_head == key), None)
-            if waiting is not None:
-                return _Found(waiting, Relation.CONTINUES), count
+            if is_waited_with:
+                waiting = next((each for each in sessions if each.answer_head == key), None)
+                if waiting is not None:
+                    return _Found(waiting, Relation.CONTINUES), count
             if not sessions or best[0] is not None:
                 continue
             found, known = self._nearest(sessions, key, count, prompt)
@@ -374,12 +384,23 @@ class Conversations:
         """The session's last prompt is this one, of which it knows the first pieces."""
         self._sessions.move_to_end(session.session_id)
         session.running += 1
-        session.is_answered, session.answer_head = False, None
+        session.is_answered = False
+        self._waits_with(session, None)
         session.head, session.pieces = keys[-1] if keys else session.scope, len(prompt)
         self._add_head(session, session.head)
         for piece in prompt[known:][-_MAX_ANCHORS:]:
             if piece.kind is not Kind.SYSTEM:
                 self._add_anchor(session, piece)
+
+    def _waits_with(self, session: _Session, head: int | None) -> None:
+        """The session goes on from what it was answered; None: it goes on."""
+        if session.answer_head is not None:
+            self._waiting[session.answer_head] -= 1
+            if not self._waiting[session.answer_head]:
+                del self._waiting[session.answer_head]
+        session.answer_head = head
+        if head is not None:
+            self._waiting[head] = self._waiting.get(head, 0) + 1
 
     def _add_head(self, session: _Session, head: int) -> None:
         self._by_head.add(session, session.heads, head)
@@ -409,6 +430,7 @@ class Conversations:
 
     def _forget(self, session: _Session) -> None:
         del self._sessions[session.session_id]
+        self._waits_with(session, None)
         self._by_head.forget(session, session.heads)
         self._by_anchor.forget(session, session.anchors)
         self._endings.forget(session.session_id)

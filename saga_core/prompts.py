@@ -222,7 +222,7 @@ class PromptReader:
     def _said(self, pieces: list[Piece], kind: Kind, begun: _Begun, text: str) -> None:
         """Add what somebody said, if it is anything; ``begun`` is a hash of who."""
         key = hash(text) ^ begun.salt
-        piece = self._known.get(key)
+        piece = self._known.new.get(key) or self._known.get(key)
         if piece is None:
             stripped = text.strip()
             if not stripped:
@@ -298,15 +298,18 @@ class _Lately(Generic[T]):
     Agents send all that was said with every request: nearly all of it has been hashed before, and
     Python's own hash costs a tenth of one that holds in every process. What has not come in a
     while goes.
+
+    Attributes:
+        new: the newer half, to look into first.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._new: dict[int, T] = {}
+        self.new: dict[int, T] = {}
         self._old: dict[int, T] = {}
 
     def get(self, key: int) -> T | None:
-        found = self._new.get(key)
+        found = self.new.get(key)
         if found is None:
             found = self._old.get(key)
             if found is not None:
@@ -314,9 +317,9 @@ class _Lately(Generic[T]):
         return found
 
     def put(self, key: int, value: T) -> None:
-        if len(self._new) >= self._most:
-            self._old, self._new = self._new, {}
-        self._new[key] = value
+        if len(self.new) >= self._most:
+            self._old, self.new = self.new, {}
+        self.new[key] = value
 
 
 def _parsed(arguments: str) -> object:

@@ -6,7 +6,7 @@ responses, Anthropic's messages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import orjson
 
@@ -98,15 +98,16 @@ class Draft:
             return None
         called = [(key, name) for key, name in sorted(self._names.items()) if name]
         names = tuple(name for _, name in called)
-        answer = Answer(names, self._finish_reason, self._usage, self._response_id)
         if self._arguments is None:
-            return answer
+            return Answer(names, self._finish_reason, self._usage, self._response_id)
         self._take_in_raw()
         text = "".join(piece for _, pieces in sorted(self._texts.items()) for piece in pieces)
         written = tool_in_text(text) if text and not names else None
-        return replace(
-            answer,
-            tool_names=names if written is None else (written,),
+        return Answer(
+            names if written is None else (written,),
+            self._finish_reason,
+            self._usage,
+            self._response_id,
             text=text,
             calls=tuple((name, "".join(self._arguments.get(key, ()))) for key, name in called),
         )

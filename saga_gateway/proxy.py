@@ -226,7 +226,8 @@ class Proxy:
         if said.session_id is None and "x-session-id" in names:
             plain = [(_SESSION_HEADER, value) for name, value in headers if name == "x-session-id"]
             decoded = hints.decode(plain)
-            said = replace(said, session_id=decoded.hints.session_id)
+            named = decoded.hints
+            said = named if said == Hints() else replace(said, session_id=named.session_id)
             self._stats.hints_dropped += len(decoded.dropped)
         return said
 
