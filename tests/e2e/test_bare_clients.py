@@ -184,7 +184,7 @@ def test_agents_without_hints_are_served_nearly_as_well(arms: list[Arm]) -> None
         sent = stats["notices_sent"] + stats["notices_dropped"]
         assert sent >= AGENTS * TOOL_STEPS * (2 if arm.has_hints else 1)
     state = httpx.get(f"{arms[1].worker.url}/saga/v1/state").json()
-    assert state["sessions"] == AGENTS, "a session for each agent, and none besides"
+    assert state["held"]["sessions"] == AGENTS, "a session for each agent, and none besides"
     prompts = hinted["prompt_tokens"]
     assert bare["prompt_tokens"] == pytest.approx(prompts, rel=0.02), steps
     # A hundredth of the prompts is what one block for each step comes to.
