@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -25,7 +26,8 @@ _NEEDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns the exit code: 0 done, 1 failed with a message, 130 stopped."""
+    """Run one subcommand; returns the exit code: 0 done, 1 failed with a message, 130 stopped,
+    141 nobody reads what is printed."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     # `saga worker` passes what it does not know to vLLM; every other command refuses it.
@@ -41,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         needed = _NEEDS[options.command]
         print(f"saga {options.command}: {error.name} is missing: {needed}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Who reads has seen enough, as `head` does. What is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print(f"saga {options.command}: stopped", file=sys.stderr)
         return 130

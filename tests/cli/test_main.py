@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,14 @@ def test_the_demo_refuses_a_file_it_cannot_write_before_it_starts(
 ) -> None:
     assert main(["demo", "--json", "/no/such/folder/out.json"]) == 1
     assert "/no/such/folder/out.json" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
+    words = f"{sys.executable} -m saga_cli.main gateway --help-settings"
+    done = subprocess.run(
+        ["bash", "-c", f"PYTHONUNBUFFERED=1 {words} | head -1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Traceback" not in done.stderr
