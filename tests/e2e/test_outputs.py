@@ -7,11 +7,12 @@ prompt and its tokens are not all equally likely: a wrong block would show.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -256,17 +257,31 @@ async def test_every_token_is_the_same_when_a_request_gives_way_to_a_waiting_one
     """Only one of the two fits at a time, so each runs alone, one of them in two parts."""
     rng = random.Random(4)
     low, high = (_body(_tokens(rng, 44), 256, 5), _body(_tokens(rng, 40), 16, 0))
-    alone = [(await _complete_all(arms["stock"], [body]))[0] for body in (low, high)]
+    alone = [(await _complete_all(arms["stock"], [body]))[0].tokens for body in (low, high)]
     saga = arms["saga"]
     before = _state(saga)["scheduler"]["gave_way"]
-    running = asyncio.create_task(_complete_all(saga, [low]))
-    while (await asyncio.to_thread(_state, saga))["queue"]["running"] == 0:
-        assert not running.done()
-    answers = [await _complete_all(saga, [high])]
-    assert not running.done()
-    answers.insert(0, await running)
+    tokens: list[int] = []
+    async with aclosing(_stream(saga, low)) as running:
+        tokens += await anext(running)
+        (answer,) = await _complete_all(saga, [high])
+        async for some in running:
+            tokens += some
     assert _state(saga)["scheduler"]["gave_way"] == before + 1
-    assert [answer.tokens for (answer,) in answers] == [answer.tokens for answer in alone]
+    assert [tokens, answer.tokens] == alone
+
+
+async def _stream(worker: Service, body: dict[str, Any]) -> AsyncGenerator[list[int]]:
+    """The tokens of an answer as they come."""
+    url, body = f"{worker.url}/v1/completions", {**body, "stream": True}
+    async with (
+        httpx.AsyncClient(timeout=120) as client,
+        client.stream("POST", url, json=body) as answer,
+    ):
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            data = line.removeprefix("data: ")
+            if data and data != "[DONE]":
+                yield _answer(json.loads(data)).tokens
 
 
 def _preemptions(worker: Service) -> int:
