@@ -181,6 +181,8 @@ def _state_schemas() -> dict[str, Any]:
                 },
                 "prefill_tokens_per_s": rate,
                 "queue": _counts("running", "waiting"),
+                "max_running": {**count, "description": "requests that run at a time, at most"},
+                "free_blocks": {**count, "description": "that no running request uses"},
                 "scheduler": {
                     "type": "object",
                     "description": "engine steps, the CPU seconds of the scheduler in them, and "

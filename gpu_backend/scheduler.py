@@ -124,6 +124,8 @@ class SagaSchedulerMixin:
             "enabled": self.saga.off_reason is None,
             "scheduling_policy": self.vllm_config.scheduler_config.policy,
             "queue": {"running": running, "waiting": waiting},
+            "max_running": self.vllm_config.scheduler_config.max_num_seqs,
+            "free_blocks": self.kv_cache_manager.block_pool.get_num_free_blocks(),
             "scheduler": {
                 "steps": self._saga_steps,
                 "cpu_s": self._saga_cpu_s,

@@ -50,6 +50,11 @@ class Breaker:
     _probes_left: int = 0
     _probing: int = 0
 
+    @property
+    def probes(self) -> int:
+        """How many requests may try the worker at a time; 0: it is not in doubt."""
+        return self.settings.probes if self._probes_left else 0
+
     def allows(self, now_s: float) -> bool:
         """Whether one more request may pass now."""
         if now_s < self._open_until_s:

@@ -187,6 +187,7 @@ class Coordinator:
         if worker is not None:
             worker.end(request)
         request.avoids, request.worker_id = request.worker_id, None
+        request.has_failed = True
         request.admitted_s = math.inf
         self._put(request)
         if worker is not None:
@@ -242,6 +243,12 @@ class Coordinator:
         worker, move = self.router.place(request, self._now_s)
         if move is not None:
             self._made.append(move)
+        if worker is not None and not worker.waiting and worker.has_room(request):
+            # Nobody waits whom it could pass: it takes no turn, and owes none.
+            request.worker_id = worker.worker_id
+            self._begin(request, worker, self._shares_of((request.tenant, request.task))[1])
+            self.fleet.changed(worker)
+            return
         if not request.is_bound:
             self._unbound.set(request.request_id, request.arrived_s)
         if worker is None:
@@ -305,25 +312,28 @@ class Coordinator:
             self.router.sessions.use(request.session_id).settle(worker.worker_id, worker.life)
 
     def _admit(self, request: Request, worker: Worker) -> None:
-        now_s, request_id = self._now_s, request.request_id
+        """The request, which waits at the worker, begins there."""
         tenant, task = self._shares_of((request.tenant, request.task))
-        worker.serve(request, tenant, task, now_s)
+        worker.serve(request, tenant, task, self._now_s)
         worker.queue.renew(_RENEWED, self._shares_of)
-        self._unbound.drop(request_id)
-        self._blocked.drop(request_id)
-        request.admitted_s = now_s
+        self._unbound.drop(request.request_id)
+        self._blocked.drop(request.request_id)
+        self._begin(request, worker, task)
+
+    def _begin(self, request: Request, worker: Worker, share: float) -> None:
+        now_s = request.admitted_s = self._now_s
         worker.begin(request)
-        worker.ranks.set(request_id, task, -now_s)
+        if self.settings.preempt_after_s:
+            worker.ranks.set(request.request_id, share, -now_s)
         self.router.admitted(request, worker)
-        waited_s = now_s - request.arrived_s
         self._made.append(
             Admit(
-                request_id,
+                request.request_id,
                 worker.worker_id,
-                priority_of(task),
+                priority_of(share),
                 request.route,
                 request.reason,
-                waited_s,
+                now_s - request.arrived_s,
             )
         )
 

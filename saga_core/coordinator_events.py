@@ -23,7 +23,8 @@ class WorkerUp:
     """A worker is there, or is again, or what is known of it has changed.
 
     Attributes:
-        max_running: requests that it is given at a time, at least 1.
+        max_running: requests that it serves at a time, at least 1: with so many it is full.
+        limit: requests that it is given at a time, at least 0; None: ``max_running``.
         capacity_tokens: of its KV pool; 0: not known, and then only requests are counted.
         prefill_tokens_per_s: as it measures it; 0: not known.
         weight: share of what an equal worker would be given, above 0, at most 1.
@@ -35,6 +36,7 @@ class WorkerUp:
     capacity_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
     weight: float = 1.0
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_running < 1 or not 0.0 < self.weight <= 1.0 or self.capacity_tokens < 0:
@@ -105,6 +107,7 @@ class RequestArrived:
             together; None: ``step_s``.
         deadline_s: when the task should be done; None: ``task_s`` decides.
         task_s: the time that such a task is expected to take in all; None: ``work_s``.
+        only_worker: the one that alone can serve it well, while that is up; None: any can.
     """
 
     now_s: float
@@ -120,6 +123,7 @@ class RequestArrived:
     work_s: float | None = None
     deadline_s: float | None = None
     task_s: float | None = None
+    only_worker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ class Request:
         arrived_s: when it came, for the first time.
         worker_id: where it waits or runs; None: there is no worker.
         is_bound: its KV is there; it is not moved for nothing.
+        only_worker: the worker that alone can serve it well; None: any can.
         avoids: the worker that did not take it.
+        has_failed: a worker has not taken it.
         queued_s: since when it waits there.
         admitted_s: since when it runs; infinite while it waits.
     """
@@ -49,7 +51,9 @@ class Request:
     is_bound: bool = False
     route: Route = Route.NEW
     reason: str = ""
+    only_worker: str | None = None
     avoids: str | None = None
+    has_failed: bool = False
     queued_s: float = 0.0
     admitted_s: float = math.inf
 
@@ -95,6 +99,7 @@ def request_of(event: RequestArrived, now_s: float) -> Request:
         prefix_tokens,
         max(_LEAST_COST_S, event.step_s),
         now_s,
+        only_worker=event.only_worker,
     )
 
 
@@ -109,6 +114,7 @@ class Worker:
     Attributes:
         life: counts how often it came up.
         service_s: time of a request, learned.
+        limit: requests that it is given at a time.
         queue: what waits for it here, in fair order; ``waiting``: the same in order of coming.
         running: what it was given, and has not ended.
         ranks: those that run, the least urgent first.
@@ -125,6 +131,7 @@ class Worker:
     service_s: float
     prefill_tokens_per_s: float
     max_running: int = 1
+    limit: int = 1
     capacity_tokens: int = 0
     weight: float = 1.0
     is_draining: bool = False
@@ -163,7 +170,7 @@ class Worker:
         if self.is_draining:
             return False
         running = len(self.running) - len(self.gave_way)
-        return running + self.foreign_requests < self.max_running or not self.running
+        return running + self.foreign_requests < self.limit or not self.running
 
     def has_room(self, request: Request, without: Request | None = None) -> bool:
         """Whether it may run the request now; one that has nothing of ours to do always may.
@@ -320,6 +327,7 @@ class Fleet:
                 empty_s=event.now_s,
             )
         worker.max_running, worker.weight = event.max_running, event.weight
+        worker.limit = event.max_running if event.limit is None else event.limit
         worker.capacity_tokens = event.capacity_tokens
         if event.prefill_tokens_per_s > 0.0:
             worker.prefill_tokens_per_s = event.prefill_tokens_per_s

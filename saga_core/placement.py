@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
@@ -17,30 +17,6 @@ class Route(StrEnum):
     STEAL = "steal"
     REBALANCE = "rebalance"
     FAILOVER = "failover"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """A worker as placement sees it.
-
-    Attributes:
-        in_flight: requests that it serves now.
-        available: whether it can take one more.
-        weight: share of what an equal worker would be given, above 0, at most 1.
-    """
-
-    worker_id: str
-    in_flight: int
-    available: bool = True
-    weight: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The chosen worker and the reason."""
-
-    worker_id: str
-    route: Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +38,6 @@ class Candidate:
     has_room: bool = True
 
 
-def place(
-    session_id: str | None, home: str | None, workers: Sequence[WorkerLoad]
-) -> Placement | None:
-    """Choose a worker for a request.
-
-    A session goes to ``home``, the worker that served it last, while that is available. A new
-    session goes to the least loaded worker, by requests ÷ weight, ties broken by rendezvous hashing
-    of the session id, so that gateways which know nothing of each other agree. A session whose home
-    is not available is placed like a new one, as a failover. Requests without a session go to the
-    least loaded worker, ties to the least worker id.
-
-    Returns None when no worker is available.
-    """
-    candidates = [worker for worker in workers if worker.available]
-    if not candidates:
-        return None
-    if home is not None and any(worker.worker_id == home for worker in candidates):
-        return Placement(home, Route.AFFINITY)
-    loads = {worker.worker_id: (worker.in_flight + 1) / worker.weight for worker in candidates}
-    least = min(loads.values())
-    idle = [worker_id for worker_id, load in loads.items() if load == least]
-    chosen = rendezvous(session_id, idle) if session_id is not None else min(idle)
-    return Placement(chosen, Route.NEW if home is None else Route.FAILOVER)
-
-
 def congestion_s(load: float, theta: float, service_s: float) -> float:
     """How long a worker keeps a request waiting: as much load as is above θ has to be served."""
     return max(0.0, load - theta) * service_s
@@ -96,10 +47,12 @@ def place_new(key: str, candidates: Sequence[Candidate]) -> str:
     """Choose a worker for a session that has its KV nowhere.
 
     Where there is room now is preferred; then the least load · service time + prefill that the
-    prefix needs there, seconds. Ties: rendezvous hashing of ``key``.
+    prefix needs there, seconds; the service time is the mean over the workers, so that workers of
+    one load are alike. Ties: rendezvous hashing of ``key``.
     """
+    service_s = sum(each.service_s for each in candidates) / len(candidates)
     costs = {
-        each.worker_id: (not each.has_room, each.load * each.service_s + each.prefill_s)
+        each.worker_id: (not each.has_room, each.load * service_s + each.prefill_s)
         for each in candidates
     }
     least = min(costs.values())
@@ -144,6 +97,9 @@ class Ring:
 
     def __len__(self) -> int:
         return len(self._workers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._workers)
 
     def add(self, worker_id: str) -> None:
         """The worker is there."""

@@ -34,6 +34,14 @@ class Router:
         there from now on. Without a worker nothing is changed but that.
         """
         request.is_bound = False
+        only = None if request.only_worker == request.avoids else request.only_worker
+        asked = self._fleet.open(only)
+        if asked is not None:
+            request.is_bound, request.route = True, Route.AFFINITY
+            request.reason = "it can be served there alone"
+            if request.session_id is not None:
+                self.sessions.use(request.session_id).settle(asked.worker_id, asked.life)
+            return asked, None
         if request.session_id is None:
             return self._place_new(request, None, Route.NEW), None
         session = self.sessions.use(request.session_id)
@@ -75,7 +83,7 @@ class Router:
         """The request was answered; the worker has so much of its session now."""
         session = self._session_at(request, worker)
         if session is not None:
-            session.cached_tokens = tokens
+            session.cached_tokens = max(1, tokens)  # However little: it was served there.
 
     def told(self, session_id: str, worker: Worker, tokens: int) -> None:
         """The worker says that it has so much of the session."""
@@ -117,7 +125,8 @@ class Router:
         return home if is_home else self._fleet[chosen]
 
     def _place_new(self, request: Request, home: Worker | None, route: Route) -> Worker | None:
-        request.route, request.reason = route, "no worker was up"
+        request.route = Route.FAILOVER if request.has_failed else route
+        request.reason = "no worker was up"
         workers = self._candidates(request)
         if home is not None and home not in workers:
             workers.append(home)

@@ -116,6 +116,8 @@ def why_stay(
     """
     if now_s - session.moved_s < settings.guard_s:
         return "it was moved lately"
+    if request.only_worker == victim.worker_id:
+        return "it can be served there alone"
     if request.avoids == thief.worker_id or not thief.has_room(request):
         return "the thief has no room"
     saved_s = congestion_s(victim.load(), settings.theta, victim.service_s)

@@ -31,6 +31,7 @@ from saga_gateway.asgi import (
     send_json,
 )
 from saga_gateway.discovery import Discovery
+from saga_gateway.dispatch import Dispatcher
 from saga_gateway.events import EventError, EventKind, parse_events
 from saga_gateway.graphs import WORKFLOWS_PATH, GraphFile, GraphRoutes, workflow_of
 from saga_gateway.headers import OWN_RESPONSE_HEADERS, decode_headers, upstream_headers
@@ -133,13 +134,25 @@ class Gateway:
             stats=self.stats,
         )
         self._desk = desk = UsageDesk(self._clock)
+        self._dispatcher = dispatcher = Dispatcher(
+            self.settings,
+            self.workers,
+            self.sessions,
+            self._clock,
+            self._notifier.put,
+            self.parts.event_log,
+        )
+        self.metrics.watch_queue(dispatcher)
         self._states = WorkerStates(
             self.workers,
             self._upstream.watch,
             lambda worker_id, step: desk.tell(worker_id, step.session_id, step.usage),
+            dispatcher.told,
             desk.give_up,
         )
-        self._proxy = proxy = Proxy(self.parts, self._upstream, self._notifier, self._states, desk)
+        self._proxy = proxy = Proxy(
+            self.parts, self._upstream, self._notifier, self._states, desk, dispatcher
+        )
         passed: dict[str, Handler] = {"GET": proxy.single, "POST": proxy.single}
         self._routes = {
             **dict.fromkeys(self.settings.pass_paths, passed),
@@ -155,12 +168,17 @@ class Gateway:
             "/version": {"GET": self._version},
         }
         self._health_checks = HealthChecks(
-            self.workers, self._get, self.settings.health_interval_s, self._clock
+            self.workers,
+            self._get,
+            self.settings.health_interval_s,
+            self._clock,
+            dispatcher.workers_changed,
         )
         await self._notifier.follow()
         await self._health_checks.follow()
         await self._states.follow()
         watched = [self._watch_source(source) for source in self.workers.sources]
+        watched.append(dispatcher.run())
         if self.gatekeeper.keys is not None:
             watched.append(self._watch_keys(self.gatekeeper.keys))
         if self.parts.graph_file is not None:
@@ -175,6 +193,7 @@ class Gateway:
         await self._health_checks.stop()
         await self._states.stop()
         self._desk.close()
+        self._dispatcher.close()
         await self._notifier.stop()
         await self._upstream.close()
         if self.parts.graph_file is not None:
@@ -194,11 +213,10 @@ class Gateway:
     async def _watch_source(self, source: Discovery) -> None:
         async for found in source.changes():
             self.workers.found(source, found)
+            self._dispatcher.workers_changed()
             await self._notifier.follow()
             await self._health_checks.follow()
             await self._states.follow()
-            if self._proxy is not None:
-                self._proxy.workers_changed()
 
     async def _get(self, worker: Worker, target: str) -> tuple[int, bytes]:
         return await self._upstream.get(worker, target, [], self.settings.health_timeout_s)
@@ -263,8 +281,7 @@ class Gateway:
             await send_error(send, 404, message, code="not_found")
             return
         worker.draining = verb == "drain"
-        if self._proxy is not None:
-            self._proxy.workers_changed()
+        self._dispatcher.workers_changed()
         await send_json(send, 200, worker.describe(self._clock()))
 
     async def _admit(self, scope: Scope, send: Send) -> Identity | None:
@@ -302,6 +319,8 @@ class Gateway:
             self.stats.events[event.kind.value] += 1
             if event.session_id is not None:
                 self._apply(event.kind, self.gatekeeper.session_id(caller, event.session_id))
+            elif event.kind is EventKind.TASK_END and event.task_id is not None:
+                self._dispatcher.task_ended(caller.tenant, event.task_id)
         await send_json(send, 202, {"accepted": len(events)})
 
     def _apply(self, kind: EventKind, session_id: str) -> None:

@@ -11,9 +11,10 @@ from enum import StrEnum
 import orjson
 
 from saga_core.errors import SagaError
-from saga_core.hints import HEADERS, decode
+from saga_core.hints import clean
 
 MAX_EVENTS = 1024
+_LEGAL = "must be a text of 1 to 256 characters of A-Z a-z 0-9 . _ ~ : -"
 
 
 class EventError(SagaError, ValueError):
@@ -35,10 +36,11 @@ _OF_A_SESSION = frozenset({EventKind.TOOL_START, EventKind.TOOL_END, EventKind.S
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event; those of tasks may name no session."""
+    """One event; those of tasks may name no session, and those of sessions no task."""
 
     kind: EventKind
     session_id: str | None
+    task_id: str | None = None
 
 
 def parse_events(body: bytes) -> list[Event]:
@@ -64,16 +66,18 @@ def _event(item: object, where: str) -> Event:
     except ValueError:
         kinds = ", ".join(EventKind)
         raise EventError(f"{where}.event must be one of {kinds}") from None
-    session_id = item.get("session_id")
-    if session_id is None and kind not in _OF_A_SESSION:
-        return Event(kind, None)
-    if not isinstance(session_id, str) or not _legal(session_id):
-        raise EventError(
-            f"{where}.session_id must be a text of 1 to 256 characters of A-Z a-z 0-9 . _ ~ : -"
-        )
-    return Event(kind, session_id)
+    session_id = _id(item, "session_id", where)
+    if session_id is None and kind in _OF_A_SESSION:
+        raise EventError(f"{where}.session_id {_LEGAL}")
+    task_id = _id(item, "task_id", where) if item.get("task_id") else None
+    return Event(kind, session_id, task_id)
 
 
-def _legal(session_id: str) -> bool:
-    """Whether the id could have come as a header."""
-    return decode([(HEADERS["session_id"], session_id)]).hints.session_id == session_id
+def _id(item: dict[str, object], name: str, where: str) -> str | None:
+    """The id of that name, which could have come as a header; None: it is not there."""
+    value = item.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or clean(value) != value:
+        raise EventError(f"{where}.{name} {_LEGAL}")
+    return value

@@ -18,6 +18,8 @@ from saga_gateway.workers import Outcome, Worker
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from saga_gateway.dispatch import Ticket
+
 
 @dataclass(slots=True)
 class Exchange:
@@ -33,6 +35,8 @@ class Exchange:
         status, worker_id: of its response, and of the worker that it was sent to last.
         is_step: whether its answer is one of a model.
         final: it was said to be its session's last.
+        task_id, deadline_ms: its task, and the time that this has left, as the client said.
+        ticket: what the dispatcher knows it by; None before it was to be placed.
         over: its answer is complete, or will not be.
     """
 
@@ -50,6 +54,9 @@ class Exchange:
     worker_id: str | None = None
     is_step: bool = False
     final: bool = False
+    task_id: str | None = None
+    deadline_ms: int | None = None
+    ticket: Ticket | None = None
     over: bool = False
 
     def log_fields(self, now_s: float) -> dict[str, object]:
@@ -69,10 +76,16 @@ class Exchange:
 
 @dataclass(slots=True)
 class Choice:
-    """A place at a worker; ``outcome`` is what its request has shown so far."""
+    """A place at a worker.
+
+    Attributes:
+        priority: the engine's, lower first.
+        outcome: what its request has shown so far.
+    """
 
     worker: Worker
     route: Route
+    priority: int = 0
     outcome: Outcome = Outcome.NOTHING
 
 
@@ -84,10 +97,7 @@ class Refusals:
 
     async def busy(self, exchange: Exchange, send: Send, num_waiting: int) -> None:
         """429: no worker has had room in time."""
-        message = (
-            f"every worker that could serve this has {self._settings.max_worker_requests} requests "
-            f"(max_worker_requests), and {num_waiting} wait"
-        )
+        message = f"no worker had room for this in time, and {num_waiting} requests wait"
         await self._send(exchange, send, 429, message, "workers_busy", retry_after_s=1)
 
     async def unavailable(self, exchange: Exchange, send: Send, failures: list[str]) -> None:

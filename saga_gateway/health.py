@@ -28,12 +28,19 @@ class HealthChecks:
 
     Args:
         interval_s: seconds between two checks of a worker; 0: it is only asked what it is.
+        changed: is called whenever a worker is down, or up again.
     """
 
     def __init__(
-        self, workers: Workers, get: Get, interval_s: float, clock: Callable[[], float]
+        self,
+        workers: Workers,
+        get: Get,
+        interval_s: float,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
     ) -> None:
         self._get = get
+        self._changed = changed
         self._interval_s = interval_s
         self._clock = clock
         self._tasks = WorkerTasks(workers, self._watch)
@@ -78,11 +85,14 @@ class HealthChecks:
         if is_well:
             if not worker.healthy:
                 logger.warning("worker %s is up again", worker.worker_id)
+            is_back = not worker.healthy or worker.unreachable
             worker.is_well(self._clock())
-        elif failures >= _FAILURES_TO_BE_DOWN:
-            if worker.healthy:
-                logger.warning("worker %s is down: %s", worker.worker_id, reason)
+            if is_back:
+                self._changed()
+        elif failures >= _FAILURES_TO_BE_DOWN and worker.healthy:
+            logger.warning("worker %s is down: %s", worker.worker_id, reason)
             worker.healthy = False
+            self._changed()
         return failures
 
 

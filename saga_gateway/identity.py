@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from saga_core.errors import SettingsError
+from saga_core.fairness import check_weight
 from saga_core.hints import clean
 from saga_gateway.asgi import Scope, Send, send_error
 from saga_gateway.headers import PRIORITY_HEADER, Headers
@@ -31,9 +32,10 @@ _FIELDS = {
     "sha256": str,
     "max_in_flight": int,
     "priority": int,
+    "weight": float,
     "admin": bool,
 }
-_MAX_PRIORITY = 2**31 - 1
+_MAX_PRIORITY = 2**30
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -45,7 +47,9 @@ class Identity:
     Attributes:
         tenant: whose request it is; None where nobody is told apart.
         max_in_flight: it is refused while so many requests of its tenant are served; 0: never.
-        priority: of its requests where an engine serves by priority; lower goes first.
+        priority: added to that of its requests where an engine serves by priority; lower goes
+            first.
+        weight: its tenant's share of the fleet beside others that need as much.
         admin: it may see how the gateway and its workers are.
     """
 
@@ -53,6 +57,7 @@ class Identity:
     max_in_flight: int = 0
     priority: int = 0
     admin: bool = False
+    weight: float = 1.0
 
 
 ANYBODY = Identity(admin=True)
@@ -70,6 +75,7 @@ class KeyFile:
         sha256 = "9f86d081884c..."  # `saga key` makes a key, and this entry
         max_in_flight = 50          # optional: refused while the tenant has so many requests
         priority = 10               # optional: lower goes first, 0 is what it is without this
+        weight = 2.0                # optional: the tenant's share beside others, 1 without this
         admin = false               # optional: may see how the gateway and its workers are
 
     Raises:
@@ -140,7 +146,7 @@ def _read_entry(entry: Any, where: str) -> tuple[str, Identity]:
         if name not in _FIELDS:
             raise SettingsError(f"{where}: {name!r} is not known; there are {', '.join(_FIELDS)}")
         # In Python a bool is an int.
-        if type(value) is not _FIELDS[name]:
+        if type(value) is not _FIELDS[name] and (_FIELDS[name], type(value)) != (float, int):
             raise SettingsError(f"{where}: {name} must be of type {_FIELDS[name].__name__}")
     tenant, digest = entry.get("tenant"), str(entry.get("sha256", "")).lower()
     if not tenant or clean(tenant) != tenant:
@@ -152,8 +158,13 @@ def _read_entry(entry: Any, where: str) -> tuple[str, Identity]:
     priority = entry.get("priority", 0)
     if abs(priority) > _MAX_PRIORITY:
         raise SettingsError(f"{where}: priority must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}")
+    weight = float(entry.get("weight", 1.0))
+    try:
+        check_weight(weight)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from None
     return digest, Identity(
-        tenant, entry.get("max_in_flight", 0), priority, entry.get("admin", False)
+        tenant, entry.get("max_in_flight", 0), priority, entry.get("admin", False), weight
     )
 
 
@@ -201,11 +212,11 @@ class Gatekeeper:
         return hashlib.blake2b(text, digest_size=_SCOPED_BYTES, key=self.secret).hexdigest()
 
     @staticmethod
-    def priority(identity: Identity, headers: Headers) -> int | None:
-        """Of a request with these headers; None: nobody has said any.
+    def priority(identity: Identity, headers: Headers, body: bytes) -> int | None:
+        """What is added to the priority of a request; None: that is left to its body.
 
         With a key it is the key's, also where that is 0: the header wins over what the body says.
-        Without keys the caller's own word counts.
+        Without keys the caller's own word counts, in the header or else in the body.
         """
         if identity.tenant is not None:
             return identity.priority
@@ -213,7 +224,7 @@ class Gatekeeper:
         try:
             return max(-_MAX_PRIORITY, min(_MAX_PRIORITY, int(said)))
         except ValueError:
-            return None
+            return None if b'"priority"' in body else 0
 
     def strip(self, headers: Headers) -> Headers:
         """What a worker may see: no key of ours, no tenant that a client has named."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from saga_gateway.dispatch import EventLog
 from saga_gateway.graphs import GraphFile
 from saga_gateway.identify import Identifier
 from saga_gateway.identity import Gatekeeper, KeyFile, networks
@@ -31,6 +32,7 @@ class Parts:
     metrics: Metrics
     tracing: Tracing
     graph_file: GraphFile | None
+    event_log: EventLog | None
 
     @classmethod
     def make(cls, settings: GatewaySettings, clock: Callable[[], float]) -> Parts:
@@ -57,4 +59,5 @@ class Parts:
             Metrics(stats, workers, sessions, clock),
             Tracing(make_provider(settings)),
             graph_file,
+            None if settings.event_log is None else EventLog(settings.event_log),
         )

@@ -10,7 +10,7 @@ import orjson
 
 from saga_core import hints
 from saga_core.hints import HEADERS, Hints
-from saga_core.placement import Route, place
+from saga_core.placement import Route
 from saga_gateway.answers import Answer, Usage
 from saga_gateway.asgi import (
     BodyTooLargeError,
@@ -22,6 +22,7 @@ from saga_gateway.asgi import (
     run_until_gone,
     send_error,
 )
+from saga_gateway.dispatch import Dispatcher, NoWorkerError, QueueFullError
 from saga_gateway.exchange import Choice, Exchange, Refusals
 from saga_gateway.headers import Headers, decode_headers, downstream_headers, upstream_headers
 from saga_gateway.identity import Identity, admit
@@ -38,7 +39,6 @@ from saga_gateway.upstream import (
     WorkerTimeoutError,
 )
 from saga_gateway.usage import UsageDesk
-from saga_gateway.waiting import RoomFullError, WaitingRoom
 from saga_gateway.wire import Response
 from saga_gateway.worker_state import WorkerStates
 from saga_gateway.workers import Outcome
@@ -53,10 +53,6 @@ _WORKER_FAULTS = frozenset({502, 503, 504})
 _FULL = frozenset({429, 503})
 
 
-class _NoWorkerError(Exception):
-    """No worker is up."""
-
-
 class Proxy:
     """Serves requests over the workers."""
 
@@ -67,9 +63,9 @@ class Proxy:
         notifier: Notifier,
         states: WorkerStates,
         desk: UsageDesk,
+        dispatcher: Dispatcher,
     ) -> None:
         self._settings = parts.settings
-        self._workers = parts.workers
         self._sessions = parts.sessions
         self._gatekeeper = parts.gatekeeper
         self._stats = parts.stats
@@ -83,8 +79,7 @@ class Proxy:
         self._responses = Responses(parts.settings.max_sessions)
         self._identifier = parts.identifier
         self._reads_text = parts.settings.identify_sessions
-        self._room = WaitingRoom[Choice](parts.settings.max_queued, self._leave)
-        parts.metrics.watch_queue(self._room)
+        self._dispatcher = dispatcher
 
     async def step(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a step of a session; returns when it is answered or its client has left."""
@@ -96,10 +91,6 @@ class Proxy:
         One about a response goes to the worker that made it.
         """
         await self._serve(scope, receive, send, is_step=False)
-
-    def workers_changed(self) -> None:
-        """There are other workers now, or others of them are up."""
-        self._room.wake()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, *, is_step: bool) -> None:
         dialect = dialect_of(scope["path"])
@@ -184,7 +175,7 @@ class Proxy:
             body=body,
             method=scope["method"],
             session_id=session_id if in_session else None,
-            priority=self._gatekeeper.priority(caller, headers),
+            priority=self._gatekeeper.priority(caller, headers, body),
         )
         now_s = self._clock()
         exchange = Exchange(
@@ -196,7 +187,11 @@ class Proxy:
             began_s=now_s,
             span=span,
             is_step=is_step,
+            task_id=said.task_id,
+            deadline_ms=said.deadline_ms,
         )
+        if caller.tenant is not None:
+            self._dispatcher.weigh(caller.tenant, caller.weight)
         if in_session and session_id is not None:
             workflow_id = None if found is None else found.workflow_id
             if found is None and said.workflow_id is None and self._settings.identify_sessions:
@@ -234,20 +229,25 @@ class Proxy:
     async def _exchange(self, exchange: Exchange, send: Send) -> None:
         """Send the request to a worker, to another one if that is down, and relay the answer."""
         failures: list[str] = []
-        down: str | None = None
         for _ in range(_ATTEMPTS):
+            began_s = self._clock()
             try:
-                choice = await self._wait_for_worker(exchange, down)
-            except _NoWorkerError:
+                choice = await self._dispatcher.place(exchange)
+            except NoWorkerError:
                 break
-            except RoomFullError:
+            except QueueFullError:
                 choice = None
             if choice is None:
-                await self._refusals.busy(exchange, send, len(self._room))
+                await self._refusals.busy(exchange, send, len(self._dispatcher))
                 return
             worker = choice.worker
+            exchange.worker_id = worker.worker_id
+            self._metrics.waited(self._clock() - began_s)
+            self._metrics.routed(choice.route)
+            if choice.route is Route.FAILOVER:
+                self._stats.failovers += 1
             try:
-                response = await self._upstream.send(worker, exchange.request)
+                response = await self._upstream.send(worker, exchange.request, choice.priority)
                 try:
                     await self._relay(exchange, response, choice, send)
                 finally:
@@ -256,68 +256,13 @@ class Proxy:
             except WorkerDownError as error:
                 choice.outcome = Outcome.UNREACHABLE if error.unreachable else Outcome.FAILED
                 failures.append(f"{worker.worker_id}: {error}")
-                down = worker.worker_id
             except (WorkerTimeoutError, WorkerAnswerError) as error:
                 choice.outcome = Outcome.FAILED
                 await self._refusals.failed(exchange, send, worker, error)
                 return
             finally:
-                self._leave(choice)
+                self._dispatcher.leave(choice)
         await self._refusals.unavailable(exchange, send, failures)
-
-    async def _wait_for_worker(self, exchange: Exchange, down: str | None) -> Choice | None:
-        """A worker with room, other than ``down``; None: there was none in time.
-
-        Raises:
-            _NoWorkerError: no worker is up.
-            RoomFullError: too many wait already.
-        """
-        began_s = self._clock()
-        choice = await self._room.wait(
-            lambda: self._choose(exchange, down), self._settings.queue_wait_s
-        )
-        if choice is None:
-            return None
-        self._metrics.waited(self._clock() - began_s)
-        self._metrics.routed(choice.route)
-        if choice.route is Route.FAILOVER:
-            self._stats.failovers += 1
-        exchange.worker_id = choice.worker.worker_id
-        return choice
-
-    def _choose(self, exchange: Exchange, down: str | None) -> Choice | None:
-        """Choose a worker, reserve a place there, and make it the session's home.
-
-        None: those that could serve the request have no room.
-        """
-        now_s = self._clock()
-        loads = self._workers.loads(now_s, without=down)
-        if not any(load.available for load in loads):
-            raise _NoWorkerError
-        session = exchange.session
-        home = exchange.home or (down if session is None else session.home)
-        is_home_up = any(load.worker_id == home and load.available for load in loads)
-        if not is_home_up:
-            loads = self._workers.rested(loads, now_s)
-        limit = self._settings.max_worker_requests
-        if limit:
-            # A session waits for its home: elsewhere all of its KV would be computed again.
-            if is_home_up:
-                loads = [load for load in loads if load.worker_id == home]
-            loads = [load for load in loads if load.in_flight < limit]
-        placement = place(None if session is None else session.session_id, home, loads)
-        if placement is None:
-            return None
-        if session is not None:
-            session.home = placement.worker_id
-        worker = self._workers[placement.worker_id]
-        worker.begin()
-        return Choice(worker, placement.route)
-
-    def _leave(self, choice: Choice) -> None:
-        """The place at the worker is free again."""
-        choice.worker.end(choice.outcome, self._clock())
-        self._room.wake()
 
     async def _relay(
         self,
@@ -456,14 +401,16 @@ class Proxy:
             self._responses.put(exchange.tenant, answer.response_id, made)
         now_s = self._clock()
         # First of all: a session that is not told of its request's end would run for ever.
+        self._dispatcher.ended(exchange, None if answer is None else answer.usage)
         if exchange.found is not None:
             self._identifier.ended(exchange.found, answer)
-        if exchange.session is not None:
-            addressed = self._sessions.end_step(
-                exchange.session, answer, final=exchange.final, now_s=now_s
-            )
+        session = exchange.session
+        if session is not None:
+            addressed = self._sessions.end_step(session, answer, final=exchange.final, now_s=now_s)
             if addressed is not None:
                 self._notifier.put(addressed.worker_id, addressed.notice)
+            if session.paused_s is not None and session.p_return > 0.0:
+                self._dispatcher.paused(session.session_id, session.p_return, session.pause_s)
         self._account(exchange, answer, now_s)
         if _requests_log.isEnabledFor(logging.INFO):
             _requests_log.info("request", extra={"fields": exchange.log_fields(now_s)})

@@ -40,6 +40,10 @@ class Session:
         prompt_chars: length of its last prompt, where that was read.
         observed_tokens: length of what the last prompt added after the answer before it.
         overlap: share of the prompt before that the last one began with.
+        prompt_tokens, tokens, body_bytes: of its last answered request: its prompt, with its
+            answer, and its length in bytes; 0 before.
+        steps_left: that are expected to follow; None: not worked out yet.
+        p_return, pause_s: of its last pause: probability that it comes back, and when.
     """
 
     session_id: str
@@ -56,6 +60,12 @@ class Session:
     prompt_chars: int = 0
     observed_tokens: int | None = None
     overlap: float | None = None
+    prompt_tokens: int = 0
+    tokens: int = 0
+    body_bytes: int = 0
+    steps_left: float | None = None
+    p_return: float = 1.0
+    pause_s: float = 0.0
 
     @property
     def has_workflow(self) -> bool:
@@ -92,6 +102,9 @@ class SessionTable:
         silent_s: silence after which a session has ended, seconds.
         graphs: what is learned; by default none yet.
         wall_clock: seconds since 1970: what is learned outlives this process.
+
+    Attributes:
+        forgotten: is told of each session that is not remembered any more.
     """
 
     def __init__(
@@ -106,6 +119,7 @@ class SessionTable:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self.graphs = Graphs() if graphs is None else graphs
         self._wall_clock = wall_clock
+        self.forgotten: Callable[[str], None] = lambda session_id: None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -247,6 +261,9 @@ class SessionTable:
         """The session waits; None where nothing is known of it that a worker does not see."""
         session.paused_s = now_s
         outlook = self.graphs.outlook(session.walk)
+        session.steps_left = 0.0 if outlook.is_cold else outlook.steps_left
+        session.p_return = 0.0 if outlook.is_cold else 1.0 - outlook.p_end
+        session.pause_s = outlook.pause_p50_s
         if session.is_found and outlook.is_cold and tool is None:
             return None
         pause = Pause(outlook.p_reuse, outlook.pause_p95_s, tool)
@@ -286,6 +303,7 @@ class SessionTable:
         if session.paused_s is not None:
             self.graphs.ended(session.walk, now_s=self._wall_clock())
             session.paused_s = None
+        self.forgotten(session.session_id)
 
 
 # A hundred thousand sessions stand at few nodes of few workflows: one object serves all.

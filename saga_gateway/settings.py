@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from saga_core.breaker import BreakerSettings
+from saga_core.coordinator_settings import CoordinatorSettings
 from saga_core.errors import SettingsError
 
 _MAX_SECRET_BYTES = 64
@@ -40,10 +41,22 @@ class GatewaySettings:
         health_timeout_s: longest wait for the answer to one, seconds, above 0.
         slow_start_s: over how long a worker that comes back gets its full share of new sessions,
             seconds; 0: at once.
-        max_worker_requests: requests that a worker serves at a time; more wait. A session waits for
-            the worker that holds its KV. 0: no limit.
+        max_worker_requests: requests that a worker is given at a time; more wait with the gateway,
+            in fair order. 0: as many as it says that it runs at a time, or all, where it does not
+            say.
         max_queued: requests that may wait, at least 0; any more are refused with 429.
         queue_wait_s: longest wait, seconds, above 0; then the request is refused with 429.
+        theta: load of a worker, work ÷ capacity, from which a session may leave it for another; 0:
+            whenever that is cheaper.
+        steal_ratio: load of a worker ÷ load of an idle one above which the idle one takes over a
+            session that waits, from 1; 1e9: never.
+        preempt_after_s: seconds after which a waiting request of a much more urgent task is sent
+            although there is no room: its engine may let another one give way (`saga worker
+            --saga-preempt-waiting`); 0: never.
+        deadline_factor: when a task should be done that has no deadline ÷ the time that such tasks
+            take, from 1.
+        event_log: file that takes what the coordinator is told and decides, for debugging: it grows
+            by a kilobyte a request; None: no file.
         max_sessions: sessions remembered, at least 1; the least recently used one goes first.
         session_silent_s: silence after which a session counts as ended, seconds, up to a day.
         identify_sessions: tell by its content which session a request is of when it names none.
@@ -88,8 +101,13 @@ class GatewaySettings:
     health_timeout_s: float = 2.0
     slow_start_s: float = 10.0
     max_worker_requests: int = 0
-    max_queued: int = 1000
-    queue_wait_s: float = 30.0
+    max_queued: int = 4096
+    queue_wait_s: float = 300.0
+    theta: float = 0.8
+    steal_ratio: float = 2.0
+    preempt_after_s: float = 0.0
+    deadline_factor: float = 1.5
+    event_log: str | None = None
     max_sessions: int = 100_000
     session_silent_s: float = 7200.0
     identify_sessions: bool = True
@@ -151,10 +169,25 @@ class GatewaySettings:
                 raise SettingsError(f"pass_paths: {path!r} must be like /invocations")
         if not self.workers and self.workers_file is None:
             raise SettingsError("workers must name at least one worker, such as http://host:8000")
+        self.coordinator()
         ids = [worker_address(url)[0] for url in self.workers]
         for worker_id in ids:
             if ids.count(worker_id) > 1:
                 raise SettingsError(f"workers names {worker_id} more than once")
+
+    def coordinator(self) -> CoordinatorSettings:
+        """What the coordinator is to go by.
+
+        Raises:
+            SettingsError: a value is out of its range.
+        """
+        return CoordinatorSettings(
+            theta=self.theta,
+            steal_ratio=self.steal_ratio,
+            preempt_after_s=self.preempt_after_s,
+            deadline_factor=self.deadline_factor,
+            max_sessions=self.max_sessions,
+        )
 
     def breaker(self) -> BreakerSettings:
         """When a worker's breaker opens and closes."""

@@ -45,7 +45,8 @@ class UpstreamRequest:
     """A request as a worker gets it: path with query, end-to-end headers, body.
 
     Attributes:
-        session_id, priority: what the worker's engine is told in its own words; None: nothing.
+        session_id: what the worker's engine is told in its own words; None: nothing.
+        priority: added to what the coordinator gives it; None: no engine is told any.
     """
 
     target: str
@@ -84,8 +85,10 @@ class Upstream:
         await self._pooled.close()
         await self._fresh.close()
 
-    async def send(self, worker: Worker, request: UpstreamRequest) -> Response:
+    async def send(self, worker: Worker, request: UpstreamRequest, priority: int = 0) -> Response:
         """Send a request and wait for the head of its response, which is to be given to ``done``.
+
+        ``priority`` is the coordinator's.
 
         A pooled connection that turns out to be closed before it answers anything is tried once
         more on a fresh one.
@@ -98,9 +101,9 @@ class Upstream:
         limit_s = self._settings.first_byte_timeout_s
         try:
             if not limit_s:
-                return await self._send_fresh(worker, request)
+                return await self._send_fresh(worker, request, priority)
             async with asyncio.timeout(limit_s):
-                return await self._send_fresh(worker, request)
+                return await self._send_fresh(worker, request, priority)
         except TimeoutError as error:
             raise WorkerTimeoutError from error
         except ClosedError as error:
@@ -112,8 +115,10 @@ class Upstream:
         """The response is no longer wanted: its connection waits for the next, or is closed."""
         self._pool.put(worker.base_url, response.connection)
 
-    async def _send_fresh(self, worker: Worker, request: UpstreamRequest) -> Response:
-        head = self._head(worker, request)
+    async def _send_fresh(
+        self, worker: Worker, request: UpstreamRequest, priority: int
+    ) -> Response:
+        head = self._head(worker, request, priority)
         try:
             return await self._send(worker, head, request.body, fresh=False)
         except ClosedError as error:
@@ -132,9 +137,10 @@ class Upstream:
             raise WorkerDownError(reason, unreachable=True) from error
         return await connection.request(head, body, self._settings.idle_timeout_s)
 
-    def _head(self, worker: Worker, request: UpstreamRequest) -> bytes:
+    def _head(self, worker: Worker, request: UpstreamRequest, priority: int) -> bytes:
         """Request line and headers, up to the empty line that ends them."""
-        told = engine_headers(worker.engine, request.session_id, request.priority)
+        total = None if request.priority is None else request.priority + priority
+        told = engine_headers(worker.engine, request.session_id, total)
         lines = [f"{request.method} {request.target} HTTP/1.1", f"Host: {worker.worker_id}"]
         lines += [f"{name}: {value}" for name, value in self._with_key(request.headers)]
         lines += [f"{name}: {value}" for name, value in told]

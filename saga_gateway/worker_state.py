@@ -31,6 +31,25 @@ class StepTold:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class StateTold:
+    """What a worker says of itself; 0 where it does not.
+
+    Attributes:
+        requests: that run and that wait in it.
+        max_running: how many it runs at a time.
+        capacity_tokens: of its KV pool.
+        free_tokens: of these, free or evictable; None: it does not say.
+        prefill_tokens_per_s: as it measures it.
+    """
+
+    requests: int = 0
+    max_running: int = 0
+    capacity_tokens: int = 0
+    free_tokens: int | None = None
+    prefill_tokens_per_s: float = 0.0
+
+
 class WorkerStates:
     """Follows the state of every worker that has SAGA's control API.
 
@@ -38,6 +57,7 @@ class WorkerStates:
 
     Args:
         told: is given each request that a worker has answered, with the worker's id.
+        heard: is given each state that a worker tells, with the worker's id.
         ticked: is called about once a second while there is a worker.
     """
 
@@ -46,10 +66,12 @@ class WorkerStates:
         workers: Workers,
         watch: Watch,
         told: Callable[[str, StepTold], None],
+        heard: Callable[[str, StateTold], None],
         ticked: Callable[[], None],
     ) -> None:
         self._watch = watch
         self._told = told
+        self._heard = heard
         self._ticked = ticked
         self._followed: set[str] = set()
         self._tasks = WorkerTasks(workers, self._follow)
@@ -81,7 +103,8 @@ class WorkerStates:
     async def _follow_once(self, worker: Worker) -> None:
         seen: dict[str, int] | None = None
         async for data in self._watch(worker, WATCH_PATH):
-            steps = _steps(orjson.loads(data))
+            state = orjson.loads(data)
+            steps = _steps(state)
             if seen is None:
                 # What it did before somebody followed is nobody's any more.
                 seen = {engine: number for engine, number, _ in steps}
@@ -90,7 +113,25 @@ class WorkerStates:
                 if number > seen.get(engine, -1):
                     seen[engine] = number
                     self._told(worker.worker_id, step)
+            known = _state(state)
+            if known is not None:
+                self._heard(worker.worker_id, known)
             self._ticked()
+
+
+def _state(state: Any) -> StateTold | None:
+    """What a state says of the worker as a whole; None: it is another version's."""
+    try:
+        block_tokens, free_blocks = state.get("block_tokens", 0), state.get("free_blocks")
+        return StateTold(
+            requests=int(state["queue"]["running"] + state["queue"]["waiting"]),
+            max_running=int(state.get("max_running", 0)),
+            capacity_tokens=int(state.get("num_blocks", 0) * block_tokens),
+            free_tokens=None if free_blocks is None else int(free_blocks * block_tokens),
+            prefill_tokens_per_s=float(state.get("prefill_tokens_per_s") or 0.0),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _steps(state: Any) -> list[tuple[str, int, StepTold]]:

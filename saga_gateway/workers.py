@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import Enum
 from math import inf
 from typing import Any
 
 from saga_core.breaker import Breaker
-from saga_core.placement import WorkerLoad
 from saga_gateway.discovery import Discovery, Found, sources_of
 from saga_gateway.engines import Engine
 from saga_gateway.settings import GatewaySettings, worker_address
@@ -29,6 +28,22 @@ class Outcome(Enum):
     FAILED = "failed"
     UNREACHABLE = "unreachable"
     NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """How busy a worker is.
+
+    Attributes:
+        in_flight: requests that it serves now.
+        available: whether it can take one more.
+        weight: share of what an equal worker would be given, above 0, at most 1.
+    """
+
+    worker_id: str
+    in_flight: int
+    available: bool = True
+    weight: float = 1.0
 
 
 @dataclass(slots=True)
@@ -98,7 +113,7 @@ class Worker:
             self.rests_until_s = now_s + min(float(retry_after), _LONGEST_REST_S)
 
     def load(self, now_s: float) -> WorkerLoad:
-        """The worker as placement sees it."""
+        """How busy it is, and whether it can be given more."""
         weight = 1.0
         if now_s < self.back_since_s + self.slow_start_s:
             weight = max(_LEAST_WEIGHT, (now_s - self.back_since_s) / self.slow_start_s)
@@ -152,21 +167,12 @@ class Workers:
         """The worker of that id, while there is one."""
         return self._by_id.get(worker_id)
 
-    def loads(self, now_s: float, *, without: str | None = None) -> list[WorkerLoad]:
-        """The workers as placement sees them; ``without`` is shown as not available."""
-        loads = [worker.load(now_s) for worker in self._by_id.values()]
-        if without is None:
-            return loads
-        return [_unavailable(load) if load.worker_id == without else load for load in loads]
+    def __len__(self) -> int:
+        return len(self._by_id)
 
-    def rested(self, loads: list[WorkerLoad], now_s: float) -> list[WorkerLoad]:
-        """The same, those that have asked for rest shown as not available while others are."""
-        resting = {w.worker_id for w in self._by_id.values() if now_s < w.rests_until_s}
-        if not resting or not any(
-            load.available and load.worker_id not in resting for load in loads
-        ):
-            return loads
-        return [_unavailable(load) if load.worker_id in resting else load for load in loads]
+    def loads(self, now_s: float) -> list[WorkerLoad]:
+        """How busy the workers are."""
+        return [worker.load(now_s) for worker in self._by_id.values()]
 
     def found(self, source: Discovery, found: Found) -> None:
         """A source has found these, and no others.
@@ -188,10 +194,6 @@ class Workers:
             if known is None or known.base_url != base_url:
                 known = Worker(worker_id, base_url, Breaker(breaker), slow_start_s)
             self._by_id[worker_id] = known
-
-
-def _unavailable(load: WorkerLoad) -> WorkerLoad:
-    return replace(load, available=False)
 
 
 class WorkerTasks:

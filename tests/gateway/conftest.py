@@ -15,6 +15,7 @@ import uvicorn
 import uvloop
 
 from saga_gateway.app import Gateway, GatewaySettings, server_config
+from saga_gateway.worker_state import StateTold
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -135,6 +136,7 @@ class StandInWorker:
         asked: paths at which it was asked what it is.
         steps: what its state lists as answered; None: it has no stream of its state. ``tell``
             appends one.
+        facts: what its state says besides.
         watchers: how many follow the stream.
     """
 
@@ -150,6 +152,7 @@ class StandInWorker:
         self.scheduling = "fcfs"
         self.asked: list[str] = []
         self.steps: list[dict] | None = None
+        self.facts: dict = {}
         self.watchers = 0
         self._step_told = asyncio.Event()
         self.models: list[str] = ["m"]
@@ -226,7 +229,9 @@ class StandInWorker:
         self.watchers += 1
         try:
             while True:
-                await exchange.chunk(b"event: state\n" + event({"last_steps": self.steps[-256:]}))
+                await exchange.chunk(
+                    b"event: state\n" + event({"last_steps": self.steps[-256:]} | self.facts)
+                )
                 self._step_told.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._step_told.wait(), 0.05)
@@ -305,6 +310,10 @@ class RunningGateway:
 
     async def events(self, *events):
         return await self.client.post("/saga/v1/events", json=list(events))
+
+    def tell(self, worker, **facts):
+        """The worker says of itself how much it has to do."""
+        self.app._dispatcher.told(worker.worker_id, StateTold(**facts))
 
 
 @pytest.fixture

@@ -97,14 +97,18 @@ async def test_only_a_worker_that_serves_by_priority_hears_of_one(
     for worker in workers:
         gateway = await start_gateway(worker)
         await seen(gateway, eventually, worker)
-        for said in ("-3", "0", "high", "9" * 40):
+        for said in ("0", "-3", "high", "9" * 40):
             answer = await gateway.client.post(
                 "/v1/chat/completions", json={}, headers={"X-Vllm-Priority": said}
             )
             assert answer.status_code == 200
+        # What the body says stands when nothing else is said.
+        await gateway.client.post("/v1/chat/completions", json={"priority": 4})
     told = [e.header("X-Vllm-Priority") for e in ordered.chats]
-    assert told == ["-3", "0", None, str(2**31 - 1)]
-    assert [e.header("X-Vllm-Priority") for e in plain.chats] == [None] * 4
+    assert told.pop() is None
+    usual = int(told[0])
+    assert told == [str(usual + added) for added in (0, -3, 0, 2**30)]
+    assert [e.header("X-Vllm-Priority") for e in plain.chats] == [None] * 5
 
 
 async def test_a_key_says_the_priority_and_its_caller_does_not(
@@ -120,11 +124,12 @@ async def test_a_key_says_the_priority_and_its_caller_does_not(
     for key in (urgent, usual):
         await gateway.client.post(
             "/v1/chat/completions",
-            json={},
+            json={"priority": -1000},
             headers={"Authorization": f"Bearer {key}", "X-Vllm-Priority": "-1000"},
         )
     # Also 0 is said: else the priority in the body would count.
-    assert [e.header("X-Vllm-Priority") for e in worker.chats] == ["-5", "0"]
+    urgent, usual = (int(e.header("X-Vllm-Priority")) for e in worker.chats)
+    assert urgent == usual - 5
 
 
 async def test_no_notice_goes_to_an_engine_without_our_control_api(

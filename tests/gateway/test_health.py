@@ -30,8 +30,8 @@ async def test_a_worker_that_keeps_failing_is_taken_out_for_a_while(start_gatewa
     bad = min(workers, key=lambda worker: worker.worker_id)
     good = next(worker for worker in workers if worker is not bad)
     bad.script = overloaded
-    statuses = [(await gateway.chat()).status_code for _ in range(5)]
-    assert statuses == [503, 503, 503, 200, 200]
+    statuses = [(await gateway.chat()).status_code for _ in range(20)]
+    assert statuses.count(503) == 3
     bad.script = good.script
     gateway.clock.advance(4.9)
     counts = served(gateway, bad, good)
@@ -220,7 +220,7 @@ async def test_a_worker_that_comes_back_is_given_more_and_more(start_gateway, wo
     await eventually(lambda: not one(gateway, back).healthy)
     back.health_status = 200
     await eventually(lambda: one(gateway, back).healthy)
-    one(gateway, other).in_flight = 4
+    gateway.tell(other, requests=4)
     assert (await gateway.chat("a")).headers["x-saga-worker"] == other.worker_id
     gateway.clock.advance(3.0)
     assert (await gateway.chat("b")).headers["x-saga-worker"] == back.worker_id
@@ -229,4 +229,4 @@ async def test_a_worker_that_comes_back_is_given_more_and_more(start_gateway, wo
         weights.append(one(gateway, back).load(gateway.clock()).weight)
         gateway.clock.advance(3.0)
     assert weights == pytest.approx([0.3, 0.6, 0.9, 1.0])
-    one(gateway, other).in_flight = 0
+    gateway.tell(other, requests=0)

@@ -70,14 +70,14 @@ async def test_a_response_is_continued_on_the_worker_that_made_it(
         answer = await gateway2.client.post("/v1/responses", json={"input": "x"})
         homes[f"resp_{number}"] = answer.headers["x-saga-worker"]
     for name, home in homes.items():
-        gateway2.app.workers[home].in_flight += 5  # Anything new goes elsewhere.
+        gateway2.tell(gateway2.app.workers[home], requests=5)  # Anything new goes elsewhere.
         fresh = await gateway2.client.post("/v1/responses", json={"input": "x"})
         assert fresh.headers["x-saga-worker"] != home
         continued = {"input": "y", "previous_response_id": name}
         answer = await gateway2.client.post("/v1/responses", json=continued)
         assert answer.headers["x-saga-worker"] == home
         assert answer.headers["x-saga-route"] == "affinity"
-        gateway2.app.workers[home].in_flight -= 5
+        gateway2.tell(gateway2.app.workers[home], requests=0)
     home = homes["resp_3"]
     for method, path in (("GET", "/v1/responses/resp_3"), ("POST", "/v1/responses/resp_3/cancel")):
         answer = await gateway2.client.request(method, path)
