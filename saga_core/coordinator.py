@@ -166,7 +166,7 @@ class Coordinator:
             return
         work_s = event.step_s if event.work_s is None else event.work_s
         task_s = work_s if event.task_s is None else event.task_s
-        request = request_of(event, self._now_s)
+        request = request_of(event, self._now_s, fair=self.settings.fair_share)
         self._requests[event.request_id] = request
         self.shares.arrived(
             (request.tenant, request.task),

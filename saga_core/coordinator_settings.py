@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from saga_core.errors import SettingsError
 
@@ -14,6 +14,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "epoch_s": (1e-3, 60.0),
     "deadline_factor": (1.0, 100.0),
     "max_tenant_fleets": (0.0, 1e9),
+    "overcommit": (1.0, 1e9),
     "preempt_after_s": (0.0, 3600.0),
     "max_overtaken_s": (0.0, 3600.0),
     "state_age_s": (0.0, 3600.0),
@@ -42,9 +43,13 @@ class CoordinatorSettings:
         epoch_s: how long an AFS holds, seconds, 0.001 to 60 (paper: 0.1).
         deadline_factor: deadline of a task that has none ÷ its expected time, 1 to 100 (paper:
             1.5).
+        fair_share: whether requests wait in the order of fair shares; False: as they come, all of
+            one priority.
         max_tenant_fleets: a tenant's AFS, the workers that it needs, counts up to so many times
             the fleet; 0: any (the paper). Ours: nobody can have more than all workers, and a tenant
             with very many tasks leaves room for the others.
+        overcommit: KV that a worker is given work for ÷ its pool, from 1: what does not fit waits
+            there, and the worker, which knows what KV it holds, may choose whose turn it is. Ours.
         preempt_after_s: seconds after which a waiting request of a more urgent task makes a
             running one give way, to 3600 (paper: 0.5); 0: never.
         max_overtaken_s: seconds for which requests that need less room pass one that does not fit,
@@ -66,7 +71,9 @@ class CoordinatorSettings:
     guard_s: float = 10.0
     epoch_s: float = 0.1
     deadline_factor: float = 1.5
+    fair_share: bool = True
     max_tenant_fleets: float = 1.0
+    overcommit: float = 1.0
     preempt_after_s: float = 0.5
     max_overtaken_s: float = 5.0
     state_age_s: float = 5.0
@@ -79,8 +86,7 @@ class CoordinatorSettings:
     max_prefixes: int = 10_000
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            low, high = _RANGES[field.name]
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
             if not low <= value <= high:
-                raise SettingsError(f"{field.name}={value} must be from {low:g} to {high:g}")
+                raise SettingsError(f"{name}={value} must be from {low:g} to {high:g}")

@@ -16,6 +16,7 @@ from saga_core.placement import Ring, Route
 # How much the newest request's time counts among those before it.
 _SERVICE_SHARE = 1.0 / 16.0
 _LEAST_COST_S = 1e-3
+_ONE_TASK = "*"
 
 
 @dataclass(slots=True, eq=False)
@@ -81,16 +82,21 @@ def named_task(task_id: str) -> str:
     return f"t:{task_id}"
 
 
-def request_of(event: RequestArrived, now_s: float) -> Request:
-    """The request that has arrived; it counts as its task, else as its session, else alone."""
-    if event.task_id is not None:
+def request_of(event: RequestArrived, now_s: float, *, fair: bool) -> Request:
+    """The request that has arrived; it counts as its task, else as its session, else alone.
+
+    Without ``fair`` all requests are of one task, which takes them in turn.
+    """
+    if not fair:
+        task = _ONE_TASK
+    elif event.task_id is not None:
         task = named_task(event.task_id)
     else:
         task = f"r:{event.request_id}" if event.session_id is None else f"s:{event.session_id}"
     prefix_tokens = min(event.prefix_tokens, event.prompt_tokens) if event.prefix_id else 0
     return Request(
         event.request_id,
-        event.tenant,
+        event.tenant if fair else "",
         task,
         event.session_id,
         event.prompt_tokens,
@@ -115,6 +121,7 @@ class Worker:
         life: counts how often it came up.
         service_s: time of a request, learned.
         limit: requests that it is given at a time.
+        room_tokens: KV that it is given work for.
         queue: what waits for it here, in fair order; ``waiting``: the same in order of coming.
         running: what it was given, and has not ended.
         ranks: those that run, the least urgent first.
@@ -133,6 +140,7 @@ class Worker:
     max_running: int = 1
     limit: int = 1
     capacity_tokens: int = 0
+    room_tokens: float = 0.0
     weight: float = 1.0
     is_draining: bool = False
     queue: FairQueue[Request] = field(default_factory=FairQueue)
@@ -181,7 +189,7 @@ class Worker:
             return False
         if not self.capacity_tokens or not self.running:
             return True
-        free = self.capacity_tokens - self.used_tokens - self.foreign_tokens
+        free = self.room_tokens - self.used_tokens - self.foreign_tokens
         if without is not None:
             free += without.own_tokens
         return self._needed(request) <= free
@@ -329,6 +337,7 @@ class Fleet:
         worker.max_running, worker.weight = event.max_running, event.weight
         worker.limit = event.max_running if event.limit is None else event.limit
         worker.capacity_tokens = event.capacity_tokens
+        worker.room_tokens = event.capacity_tokens * self._settings.overcommit
         if event.prefill_tokens_per_s > 0.0:
             worker.prefill_tokens_per_s = event.prefill_tokens_per_s
         worker.is_draining = False

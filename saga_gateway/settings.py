@@ -55,6 +55,7 @@ class GatewaySettings:
             --saga-preempt-waiting`); 0: never.
         deadline_factor: when a task should be done that has no deadline ÷ the time that such tasks
             take, from 1.
+        fair_share: let requests wait in the order of fair shares; without it as they come.
         event_log: file that takes what the coordinator is told and decides, for debugging: it grows
             by a kilobyte a request; None: no file.
         max_sessions: sessions remembered, at least 1; the least recently used one goes first.
@@ -107,6 +108,7 @@ class GatewaySettings:
     steal_ratio: float = 2.0
     preempt_after_s: float = 0.0
     deadline_factor: float = 1.5
+    fair_share: bool = True
     event_log: str | None = None
     max_sessions: int = 100_000
     session_silent_s: float = 7200.0
@@ -186,6 +188,7 @@ class GatewaySettings:
             steal_ratio=self.steal_ratio,
             preempt_after_s=self.preempt_after_s,
             deadline_factor=self.deadline_factor,
+            fair_share=self.fair_share,
             max_sessions=self.max_sessions,
         )
 

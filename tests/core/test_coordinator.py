@@ -173,7 +173,55 @@ def test_a_worker_that_was_down_has_lost_its_sessions_and_prefixes():
     assert made.route is Route.FAILOVER
 
 
+def test_what_one_worker_alone_can_serve_waits_for_it_while_it_is_up():
+    coordinator = Coordinator()
+    up(coordinator, "a", "b", max_running=1)
+    arrive(coordinator, "r0", only_worker="b")
+    assert arrive(coordinator, "r1", session_id="s", only_worker="b") == []
+    assert coordinator.apply(Tick(60.0)) == []  # Nobody steals it.
+    assert arrive(coordinator, "r2", 60.0)[0].worker_id == "a"
+    (made,) = end(coordinator, "r0", 61.0)
+    assert (made.request_id, made.worker_id, made.route) == ("r1", "b", Route.AFFINITY)
+    coordinator.apply(WorkerGone(62.0, "b"))
+    end(coordinator, "r2", 62.0)
+    (made,) = arrive(coordinator, "r3", 63.0, only_worker="b")
+    assert made.worker_id == "a"
+    coordinator.check_integrity()
+
+
 # Admission
+
+
+def test_a_limit_is_no_measure_of_the_load():
+    """A worker on trial is given one request, and is not full with it."""
+    coordinator = Coordinator()
+    up(coordinator, "tried", max_running=10, limit=1)
+    up(coordinator, "busy", max_running=10)
+    fill(coordinator, "busy", 5)
+    (made,) = arrive(coordinator, "r0", session_id="s0")
+    assert made.worker_id == "tried"
+    (made,) = arrive(coordinator, "r1", session_id="s1")
+    assert made.worker_id == "busy"
+    up(coordinator, "open", max_running=10, limit=1000)
+    settled(coordinator, "s", "open", 10_000_000)
+    for number in range(20):
+        (made,) = arrive(coordinator, f"o{number}", session_id="s")
+        assert made.worker_id == "open"
+    coordinator.check_integrity()
+
+
+def test_without_fair_shares_requests_are_served_as_they_come():
+    for fair in (True, False):
+        coordinator = Coordinator(replace(SETTINGS, fair_share=fair))
+        up(coordinator, "a", max_running=1)
+        for number in range(5):
+            arrive(coordinator, f"many{number}", tenant="many", task_id="t", step_s=9.0)
+        arrive(coordinator, "few", 0.5, tenant="few", task_id="t", step_s=9.0)
+        made = end(coordinator, "many0", 1.0)
+        assert admits(made) == [("many1", "a")]  # Its turn was owed to nobody yet.
+        made = end(coordinator, "many1", 2.0)
+        assert admits(made) == [("few" if fair else "many2", "a")]
+        coordinator.check_integrity()
 
 
 def test_a_worker_is_given_as_many_requests_as_it_may_run():
