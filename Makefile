@@ -4,13 +4,16 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm-matrix test-frameworks fuzz check lock clean
+.PHONY: help setup setup-system demo test test-vllm-matrix test-frameworks fuzz check lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make .venv and install what the project needs (PYTHON=python3.12 picks a Python)
 	@$(PYTHON) tools/setup_env.py
+
+setup-system: ## install what tests need of the system, where it may: Redis, Chromium
+	@$(PYTHON) tools/setup_system.py
 
 demo: setup ## run `saga demo` (ARGS="..." adds options)
 	@$(BIN)/saga demo $(ARGS)
@@ -37,6 +40,9 @@ check: setup ## lint, format, types and import rules
 	$(call step,mypy tools/setup_env.py)
 	$(call step,mypy tools/vllm_matrix.py)
 	$(call step,mypy tools/framework_matrix.py)
+	$(call step,mypy tools/setup_system.py)
+	$(call step,mypy tools/headless_chromium.py)
+	$(call step,mypy tools/screenshots.py)
 	$(call step,lint-imports --no-logo)
 
 lock: ## write requirements/dev.lock anew (ARGS=--upgrade takes newer versions)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from saga_core.errors import SettingsError
 from saga_core.hints import clean
+
+if TYPE_CHECKING:
+    from saga_gateway.settings import GatewaySettings
 
 _FIRST = ("workers", "host", "port")
 
@@ -23,17 +27,7 @@ def add_to(commands: Any) -> None:
     )
     gateway.add_argument("--worker", action="append", dest="workers", metavar="URL", help="a "
         "worker, such as http://10.0.0.1:8000; may be repeated")  # fmt: skip
-    gateway.add_argument("--host", help="address to listen on (127.0.0.1)")
-    gateway.add_argument("--port", type=int, help="port to listen on (8800; 0: any free one)")
-    gateway.add_argument("--config", metavar="FILE", help="TOML file with a table [gateway]")
-    gateway.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="settings",
-        metavar="NAME=VALUE",
-        help="any other setting; may be repeated",
-    )
+    add_settings(gateway)
     gateway.add_argument(
         "--help-settings", action="store_true", help="describe every setting, and stop"
     )
@@ -44,6 +38,21 @@ def add_to(commands: Any) -> None:
     key.add_argument("tenant", metavar="TENANT", help="whose key it is")
 
 
+def add_settings(parser: Any) -> None:
+    """Add the options by which a gateway is told its settings, its workers left out."""
+    parser.add_argument("--host", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (8800; 0: any free one)")
+    parser.add_argument("--config", metavar="FILE", help="TOML file with a table [gateway]")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="NAME=VALUE",
+        help="any other setting; may be repeated",
+    )
+
+
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes.
 
@@ -51,24 +60,35 @@ def run(options: argparse.Namespace) -> int:
         SettingsError: a setting is missing or wrong; the message says which and what it takes.
     """
     from saga_gateway.app import serve
-    from saga_gateway.config import KINDS, SECRETS, default_of, help_of, parse, read_settings
+    from saga_gateway.config import KINDS, SECRETS, default_of, help_of
 
     if options.help_settings:
         for name, kind in KINDS.items():
             shown = "" if name in SECRETS or name == "workers" else f" = {default_of(name)!r}"
             print(f"{name}: {kind}{shown}\n    {help_of(name)}")
         return 0
+    serve(settings_of(options, options.workers or ()))
+    return 0
+
+
+def settings_of(options: argparse.Namespace, workers: Sequence[str]) -> GatewaySettings:
+    """The settings that options, variables and the file come to; ``workers`` as by ``--worker``.
+
+    Raises:
+        SettingsError: a setting is missing or wrong; the message says which and what it takes.
+    """
+    from saga_gateway.config import KINDS, SECRETS, parse, read_settings
+
     flags: dict[str, Any] = {"host": options.host, "port": options.port}
-    if options.workers:
-        flags["workers"] = tuple(options.workers)
+    if workers:
+        flags["workers"] = tuple(workers)
     for word in options.settings:
         name, equals, text = word.partition("=")
         if not equals or name not in KINDS or name in SECRETS:
             known = ", ".join(name for name in KINDS if name not in SECRETS)
             raise SettingsError(f"--set {name} must be NAME=VALUE; names are {known}")
         flags[name] = parse(text, KINDS[name], f"--set {word}")
-    serve(read_settings(options.config, os.environ, flags))
-    return 0
+    return read_settings(options.config, os.environ, flags)
 
 
 def make_key(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from saga_cli import aeg, bench, gateway, simulate_cluster
+from saga_cli import aeg, bench, gateway, simulate_cluster, top, up_words
 from saga_core.errors import SagaError
 
 if TYPE_CHECKING:
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 _NEEDS = {
     "worker": "pip install 'saga-sdk[vllm]'",
+    "up": "pip install 'saga-sdk[gateway,vllm]'",
     "gateway": "pip install 'saga-sdk[gateway]'",
     "simulate": "pip install 'saga-sdk[sim]'",
     "aeg": "pip install 'saga-sdk[gateway,sim]'",
     "bench": "pip install 'saga-sdk[gateway,sim,vllm]'",
+    "top": "pip install 'saga-sdk[top]'",
     "demo": "the demo runs from the repository: type `make demo` there",
 }
 
@@ -30,10 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     141 nobody reads what is printed."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
+    words, worker_words = up_words.split(words)
     # `saga worker` passes what it does not know to vLLM; every other command refuses it.
     options, rest = parser.parse_known_args(words)
     if rest and options.command != "worker":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        hint = up_words.HINT if options.command == "up" else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+    if options.command == "up":
+        # Its workers' words are read as `saga worker` will read them, so that a wrong one is told
+        # before anything is started.
+        options.worker_words = worker_words
+        options.worker, rest = parser.parse_known_args(["worker", options.model, *worker_words])
     try:
         return _run(options, rest)
     except SagaError as error:
@@ -57,6 +66,10 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         from saga_cli import worker
 
         return worker.run(options.model, worker.WorkerOptions.from_words(options), rest)
+    if options.command == "up":
+        from saga_cli import up
+
+        return up.run(options, rest)
     if options.command == "gateway":
         return gateway.run(options)
     if options.command == "key":
@@ -74,6 +87,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         return aeg.run(options)
     if options.command == "bench":
         return bench.run(options)
+    if options.command == "top":
+        return top.run(options)
     from saga_cli.demo import run as demo
 
     return demo.run(demo.DemoOptions(json_path=options.json, runs=options.runs))
@@ -87,8 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     _add_worker(commands)
-
+    up_words.add_to(commands)
     gateway.add_to(commands)
+    top.add_to(commands)
     _add_simulate(commands)
     aeg.add_to(commands)
     bench.add_to(commands)

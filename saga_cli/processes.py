@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import aiohttp
 
@@ -37,24 +38,28 @@ class Service:
     Args:
         name: how messages call it.
         command: program and arguments.
-        port: the loopback port that the command listens on.
-        log: file for its output.
+        port: the port that the command listens on.
+        log: file for its output, or a descriptor that takes it.
         environment: added to this process's variables.
         ready_path: answers 200 as soon as it serves.
+        host: the address, as it stands in a URL, at which the port is reached.
+        cpus: logical CPUs that it may run on; none named: all that this process may.
     """
 
     name: str
     command: Sequence[str]
     port: int
-    log: Path
+    log: Path | int
     environment: Mapping[str, str] = field(default_factory=dict)
     ready_path: str = "/health"
+    host: str = "127.0.0.1"
+    cpus: Collection[int] = ()
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
 
     @property
     def url(self) -> str:
         """Base URL, without a path."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -66,11 +71,14 @@ class Service:
         """Start the process; it is told to end should this process die."""
         libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
-        def end_with_parent() -> None:
+        def prepare() -> None:
             if libc is not None:
                 libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if self.cpus:
+                os.sched_setaffinity(0, self.cpus)
 
-        with self.log.open("wb") as output:
+        log = self.log
+        with nullcontext(log) if isinstance(log, int) else log.open("wb") as output:
             self._process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -78,7 +86,7 @@ class Service:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.environment},
                 start_new_session=True,
-                preexec_fn=end_with_parent,
+                preexec_fn=prepare,
             )
 
     async def wait_ready(self, timeout_s: float) -> None:
@@ -102,12 +110,15 @@ class Service:
 
     def check_alive(self) -> None:
         """Raises SagaError with the process's last words when it has ended."""
-        code = self._process.poll() if self._process is not None else None
+        code = self.exit_code()
         if code is not None:
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise SagaError(f"the {self.name} {how}.{self._last_words()}")
+            raise SagaError(f"the {self.name} {how_ended(code)}.{self._last_words()}")
 
-    async def watch(self) -> None:
+    def exit_code(self) -> int | None:
+        """Exit code of a process that has ended by itself, -N after signal N; None: it lives."""
+        return self._process.poll() if self._process is not None else None
+
+    async def watch(self) -> NoReturn:
         """Never return while the process lives; raise SagaError when it ends."""
         while True:
             self.check_alive()
@@ -133,15 +144,41 @@ class Service:
             self._process.wait()
             self._process = None
 
+    async def end_rest(self, grace_s: float) -> None:
+        """End what is left of the group of a process that has ended, politely at first.
+
+        Killed at once, its children could not give back what they share, such as shared memory.
+        """
+        self._signal_group(signal.SIGTERM)
+        with suppress(asyncio.TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while _is_group_alive(self.pid):  # noqa: ASYNC110 - no child of ours, so no event
+                    await asyncio.sleep(_POLL_S)
+        self.stop(0.0)
+
+    def kill(self) -> None:
+        """End what is left of the process group at once; also while another thread stops it."""
+        self._signal_group(signal.SIGKILL)
+
     def _signal_group(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
 
     def _last_words(self, lines: int = 15) -> str:
+        if isinstance(self.log, int):
+            return ""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         shown = "\n".join(f"  | {line}" for line in text.splitlines()[-lines:])
         return f" Its log is {self.log}, the last lines are:\n{shown}" if shown else ""
+
+
+def how_ended(exit_code: int) -> str:
+    """What became of a process, as the end of a sentence."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    return f"was ended by signal {-exit_code} ({signal.strsignal(-exit_code)})"
 
 
 @asynccontextmanager
@@ -186,16 +223,25 @@ def tree_cpu_s(pid: int) -> float:
     """CPU seconds of a process and all below it; children that ended and were awaited count."""
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # It has just ended.
-            # The name, in parentheses, may hold anything; behind it stand state and parent.
-            fields = stat.read_text().rpartition(")")[2].split()
-            number = int(stat.parent.name)
-            children.setdefault(int(fields[1]), []).append(number)
-            ticks[number] = sum(map(int, fields[11:15]))
+    for number, fields in _stats():
+        children.setdefault(int(fields[1]), []).append(number)
+        ticks[number] = sum(map(int, fields[11:15]))
     total, pending = 0, [pid]
     while pending:
         number = pending.pop()
         total += ticks.get(number, 0)
         pending += children.get(number, ())
     return total / os.sysconf("SC_CLK_TCK")
+
+
+def _is_group_alive(group: int) -> bool:
+    """Whether a process of the group runs; those that only wait to be reaped do not."""
+    return any(int(fields[2]) == group and fields[0] != "Z" for _, fields in _stats())
+
+
+def _stats() -> Iterator[tuple[int, list[str]]]:
+    """Of each process its id, and state, parent, group and so on as ``/proc`` tells them."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # It has just ended.
+            # The name, in parentheses, may hold anything.
+            yield int(stat.parent.name), stat.read_text().rpartition(")")[2].split()

@@ -75,6 +75,18 @@ def run(model: str, options: WorkerOptions, vllm_options: Sequence[str]) -> int:
         SettingsError: a setting is wrong; the message says where it stands.
         SagaError: vLLM is not installed, or options exclude each other.
     """
+    command, environment = server_command(model, options, vllm_options)
+    os.execve(sys.executable, command, environment)
+
+
+def server_command(
+    model: str, options: WorkerOptions, vllm_options: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command that starts vLLM's server, and its environment.
+
+    Raises:
+        SettingsError, SagaError: as :func:`run`.
+    """
     if options.policy not in (None, *choices()):
         names = ", ".join(choices())
         raise SettingsError(f"--saga-policy={options.policy!r}: choose one of {names}")
@@ -90,8 +102,7 @@ def run(model: str, options: WorkerOptions, vllm_options: Sequence[str]) -> int:
         config = WorkerConfig.from_environment(environment, flags=flags)
         words = [*vllm_options, *_host_tier(config, vllm_options)]
     environment.update(plugin_environment(environment.get(POLICY_VARIABLE) or ""))
-    command = [sys.executable, "-m", *_server(model, words)]
-    os.execve(sys.executable, command, environment)
+    return [sys.executable, "-m", *_server(model, words)], environment
 
 
 def _flag(name: str) -> str:

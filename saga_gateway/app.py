@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -30,6 +30,7 @@ from saga_gateway.asgi import (
     send_error,
     send_json,
 )
+from saga_gateway.dashboard import Dashboard, is_below
 from saga_gateway.discovery import Discovery
 from saga_gateway.dispatch import Dispatcher
 from saga_gateway.events import EventError, EventKind, parse_events
@@ -42,6 +43,7 @@ from saga_gateway.logs import set_up
 from saga_gateway.metrics import CONTENT_TYPE as METRICS_TYPE
 from saga_gateway.models import merged_models
 from saga_gateway.notifier import Notifier
+from saga_gateway.overview import Overview, counts_of
 from saga_gateway.parts import Parts
 from saga_gateway.proxy import Proxy
 from saga_gateway.routes import RESPONSE_PREFIX, SINGLE, STEPS, response_method
@@ -55,6 +57,7 @@ __all__ = ["Gateway", "GatewaySettings", "ListenError", "serve"]
 
 _CLIENT_KEEP_ALIVE_S = 75
 _MAX_EVENTS_BYTES = 2**20
+_OVERVIEW_PATH = "/saga/v1/overview"
 _WORKERS_PATH = "/saga/v1/workers"
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -122,6 +125,8 @@ class Gateway:
             return {method: self._proxy.single}
         if workflow_of(path) is not None:
             return {"GET": self._graphs.show, "PUT": self._graphs.declare}
+        if is_below(path):
+            return {"GET": self._dashboard.serve}
         return {"POST": self._drain} if path.startswith(_WORKERS_PATH + "/") else None
 
     async def startup(self) -> None:
@@ -153,6 +158,9 @@ class Gateway:
         self._proxy = proxy = Proxy(
             self.parts, self._upstream, self._notifier, self._states, desk, dispatcher
         )
+        self._overview = Overview(self.parts, dispatcher, self._ask)
+        graphs = self.sessions.graphs
+        self._dashboard = Dashboard(self.gatekeeper, graphs, self._overview)
         passed: dict[str, Handler] = {"GET": proxy.single, "POST": proxy.single}
         self._routes = {
             **dict.fromkeys(self.settings.pass_paths, passed),
@@ -160,6 +168,8 @@ class Gateway:
             **{path: {"POST": proxy.step} for path in STEPS},
             "/v1/models": {"GET": self._models},
             "/saga/v1/events": {"POST": self._events},
+            **self._dashboard.routes(),
+            _OVERVIEW_PATH: {"GET": self._show_overview},
             _WORKERS_PATH: {"GET": self._list_workers},
             WORKFLOWS_PATH: {"GET": self._graphs.list},
             "/health": {"GET": self._health},
@@ -211,15 +221,19 @@ class Gateway:
             await file.save(self.sessions.graphs)
 
     async def _watch_source(self, source: Discovery) -> None:
-        async for found in source.changes():
-            self.workers.found(source, found)
-            self._dispatcher.workers_changed()
-            await self._notifier.follow()
-            await self._health_checks.follow()
-            await self._states.follow()
+        async with aclosing(source.changes()) as changes:
+            async for found in changes:
+                self.workers.found(source, found)
+                self._dispatcher.workers_changed()
+                await self._notifier.follow()
+                await self._health_checks.follow()
+                await self._states.follow()
 
     async def _get(self, worker: Worker, target: str) -> tuple[int, bytes]:
         return await self._upstream.get(worker, target, [], self.settings.health_timeout_s)
+
+    async def _ask(self, worker: Worker, target: str, timeout_s: float) -> tuple[int, bytes]:
+        return await self._upstream.get(worker, target, [], timeout_s)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -270,6 +284,16 @@ class Gateway:
             now_s = self._clock()
             listed = [worker.describe(now_s) for worker in self.workers]
             await send_json(send, 200, {"workers": listed})
+
+    async def _show_overview(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        if not await self._admit_operator(scope, send):
+            return
+        try:
+            counts = counts_of(scope["query_string"])
+        except ValueError as error:
+            await send_error(send, 422, str(error), code="malformed_query")
+            return
+        await send_json(send, 200, await self._overview.snapshot(**counts))
 
     async def _drain(self, scope: Scope, _receive: Receive, send: Send) -> None:
         if not await self._admit_operator(scope, send):
@@ -427,7 +451,7 @@ def serve(settings: GatewaySettings) -> None:
     gc.set_threshold(20_000, 50, 50)
     with _listen(settings) as listener, _signals_end_quietly():
         port = listener.getsockname()[1]
-        workers = ", ".join(worker.worker_id for worker in gateway.workers)
+        workers = ", ".join(worker.worker_id for worker in gateway.workers) or "none yet"
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         ready_line = f"SAGA gateway on http://{host}:{port}, workers: {workers}"
         _Server(server_config(gateway), ready_line).run(sockets=[listener])

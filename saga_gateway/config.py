@@ -20,6 +20,7 @@ SECRETS = frozenset({"session_secret", "worker_api_key"})
 KINDS: dict[str, str] = {field.name: str(field.type) for field in fields(GatewaySettings)}
 """Type of each setting, as it is written in its class."""
 
+_SOURCES = ("workers", "workers_file", "kubernetes_service", "kubernetes_selector")
 _WORDS = {"0": False, "false": False, "1": True, "true": True}
 _WANTED = {
     "int": "a whole number",
@@ -50,10 +51,10 @@ def read_settings(
         if text := environment.get(variable):
             given[name] = parse(text, kind, f"{variable}={text!r}", hide=name in SECRETS)
     given |= {name: value for name, value in flags.items() if value is not None}
-    if not given.get("workers") and not given.get("workers_file"):
+    if not any(given.get(name) for name in _SOURCES):
         raise SettingsError(
-            "no worker is named: give --worker URL, workers or workers_file in the file, or "
-            f"{PREFIX}WORKERS, such as http://10.0.0.1:8000"
+            "no worker is named: give --worker URL, workers, workers_file or kubernetes_service in "
+            f"the file, or {PREFIX}WORKERS, such as http://10.0.0.1:8000"
         )
     return GatewaySettings(**given)
 

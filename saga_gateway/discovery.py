@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Protocol
 
@@ -21,13 +21,13 @@ class Discovery(Protocol):
     """A source of workers."""
 
     def now(self) -> Found:
-        """The workers at the start.
+        """The workers at the start, before the event loop runs; none, where they are not known yet.
 
         Raises:
             SettingsError: they cannot be found; the message says why.
         """
 
-    def changes(self) -> AsyncIterator[Found]:
+    def changes(self) -> AsyncGenerator[Found, None]:
         """All workers, whenever there are others than before. It never ends.
 
         A source that fails changes nothing: it says so in the log, once, and tries again.
@@ -51,7 +51,7 @@ class FileDiscovery:
         self._last = self._read()
         return self._last
 
-    async def changes(self) -> AsyncIterator[Found]:
+    async def changes(self) -> AsyncGenerator[Found, None]:
         """See :class:`Discovery`."""
         last_error = ""
         while True:
@@ -79,6 +79,11 @@ class FileDiscovery:
 
 def sources_of(settings: GatewaySettings) -> tuple[Discovery, ...]:
     """The sources that the settings name, besides the workers that they name themselves."""
-    if settings.workers_file is None:
-        return ()
-    return (FileDiscovery(Path(settings.workers_file), settings.reload_s),)
+    sources: list[Discovery] = []
+    if settings.workers_file is not None:
+        sources.append(FileDiscovery(Path(settings.workers_file), settings.reload_s))
+    if settings.uses_kubernetes:
+        from saga_gateway.discovery_kubernetes import Endpoints, KubernetesDiscovery
+
+        sources.append(KubernetesDiscovery(Endpoints.of(settings)))
+    return tuple(sources)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import orjson
 
@@ -52,6 +53,7 @@ _WEIGHT_STEPS = 10
 # Share of one that has asked for rest: it is the last that is chosen.
 _RESTING = 0.01
 _MOVED = (Route.STEAL, Route.REBALANCE)
+_RECENT = 1000
 
 
 class NoWorkerError(Exception):
@@ -77,12 +79,28 @@ class Ticket:
     waiter: asyncio.Future[None] | None = None
 
 
+class Admission(NamedTuple):
+    """A request that was sent to a worker, and why there.
+
+    Attributes:
+        home: where its session lived until then; None: nowhere, or it is of no session.
+    """
+
+    at_s: float
+    decision: Admit
+    session_id: str | None
+    home: str | None
+
+
 class Dispatcher:
     """Gives requests to workers as the coordinator decides.
 
     Args:
         put: takes a notice for a worker.
         log: is told of everything.
+
+    Attributes:
+        recent: the latest admissions, the oldest first.
     """
 
     def __init__(
@@ -110,12 +128,27 @@ class Dispatcher:
         self._states: dict[str, StateTold] = {}
         self._known: dict[str, tuple[Worker, Event]] = {}
         self._unsettled: set[str] = set()
+        self.recent: deque[Admission] = deque(maxlen=_RECENT)
         sessions.forgotten = self._session_forgotten
         self.workers_changed()
 
     def __len__(self) -> int:
         """Requests that wait."""
         return len(self._waiting)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Each tenant's share beside others, of those that have one of their own."""
+        return self._weights
+
+    def state(self, worker_id: str) -> StateTold | None:
+        """What the worker has told last; None: nothing."""
+        return self._states.get(worker_id)
+
+    def waiting_by_session(self) -> Counter[str]:
+        """How many requests of each session wait for a worker."""
+        tickets = self._waiting.values()
+        return Counter(each.session.session_id for each in tickets if each.session is not None)
 
     async def run(self) -> None:
         """Let time pass, until it is cancelled."""
@@ -301,11 +334,14 @@ class Dispatcher:
         worker.begin()
         ticket.choice = Choice(worker, decision.route, decision.priority)
         session = ticket.session
+        session_id, home = None, None
         if session is not None:
+            session_id, home = session.session_id, session.home
             if decision.route in _MOVED and session.home not in (None, worker.worker_id):
                 # What it has there nobody will read.
                 self._put(session.home or "", EndNotice(session.session_id))
             session.home = worker.worker_id
+        self.recent.append(Admission(self._clock(), decision, session_id, home))
         _wake(ticket, None)
         if worker.breaker.probes:
             self._sync(worker)  # It is being tried, and gets no more until it is known to be well.

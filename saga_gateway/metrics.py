@@ -64,7 +64,7 @@ class Metrics:
             registry=self._registry,
             buckets=_TOKEN_SECONDS,
         )
-        tokens = Counter(
+        self._tokens = tokens = Counter(
             "saga_gateway_tokens",
             "tokens of the answers whose counts are known; cached are a part of prompt",
             ("kind",),
@@ -129,6 +129,15 @@ class Metrics:
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
         self._completion_tokens.inc(usage.completion_tokens)
+
+    def tokens(self) -> dict[str, int]:
+        """Tokens of the answers so far, by kind: prompt, cached, completion."""
+        return {
+            sample.labels["kind"]: int(sample.value)
+            for family in self._tokens.collect()
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
 
     def text(self) -> bytes:
         """All series, as Prometheus reads them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -123,6 +123,10 @@ class SessionTable:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        """The sessions as they are now, the most recently used first."""
+        return iter(list(reversed(self._sessions.values())))
 
     def is_running(self, session_id: str) -> bool:
         """Whether a request of the session is being served."""

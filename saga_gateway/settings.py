@@ -12,6 +12,13 @@ from saga_core.errors import SettingsError
 
 _MAX_SECRET_BYTES = 64
 _PATH = re.compile(r"(/[A-Za-z0-9._~:@-]+)+")
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_EQUALS = r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?=[A-Za-z0-9._-]{0,63}"
+_KUBERNETES = {
+    "kubernetes_service": (re.compile(rf"({_LABEL}/)?{_LABEL}"), "namespace/name"),
+    "kubernetes_selector": (re.compile(rf"{_EQUALS}(,{_EQUALS})*"), "app=worker,tier=gpu"),
+    "kubernetes_port": (re.compile(rf"({_LABEL})?"), "http or 8000"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +26,14 @@ class GatewaySettings:
     """What a gateway is started with.
 
     Attributes:
-        workers: base URLs of the workers, ``http://host:port`` each, no duplicates; at least one
-            here or in ``workers_file``.
+        workers: base URLs of the workers, ``http://host:port`` each, no duplicates; at least one,
+            unless ``workers_file`` or Kubernetes says which there are.
         workers_file: further workers, one URL a line, read again when it changes.
+        kubernetes_service: Service whose ready endpoints are further workers, ``namespace/name``,
+            or ``name`` in the gateway's own namespace; None: none.
+        kubernetes_selector: labels, ``label=value`` with commas between, of Services whose ready
+            endpoints are further workers; beside ``kubernetes_service`` both must hold; None: none.
+        kubernetes_port: name or number of the workers' port in their Service; empty: its only one.
         host: address to listen on.
         port: port to listen on, 0 to 65535; 0 takes any free one.
         max_body_bytes: largest request body that is taken, bytes, above 0.
@@ -87,6 +99,9 @@ class GatewaySettings:
 
     workers: tuple[str, ...] = ()
     workers_file: str | None = None
+    kubernetes_service: str | None = None
+    kubernetes_selector: str | None = None
+    kubernetes_port: str = ""
     host: str = "127.0.0.1"
     port: int = 8800
     max_body_bytes: int = 64 * 2**20
@@ -169,13 +184,22 @@ class GatewaySettings:
         for path in self.pass_paths:
             if not _PATH.fullmatch(path):
                 raise SettingsError(f"pass_paths: {path!r} must be like /invocations")
-        if not self.workers and self.workers_file is None:
+        for name, (pattern, example) in _KUBERNETES.items():
+            text = getattr(self, name)
+            if text is not None and not pattern.fullmatch(text):
+                raise SettingsError(f"{name}={text!r} must be like {example}")
+        if not (self.workers or self.workers_file or self.uses_kubernetes):
             raise SettingsError("workers must name at least one worker, such as http://host:8000")
         self.coordinator()
         ids = [worker_address(url)[0] for url in self.workers]
         for worker_id in ids:
             if ids.count(worker_id) > 1:
                 raise SettingsError(f"workers names {worker_id} more than once")
+
+    @property
+    def uses_kubernetes(self) -> bool:
+        """Whether Kubernetes is asked for workers."""
+        return self.kubernetes_service is not None or self.kubernetes_selector is not None
 
     def coordinator(self) -> CoordinatorSettings:
         """What the coordinator is to go by.

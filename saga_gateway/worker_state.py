@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -41,6 +42,11 @@ class StateTold:
         capacity_tokens: of its KV pool.
         free_tokens: of these, free or evictable; None: it does not say.
         prefill_tokens_per_s: as it measures it.
+        running, waiting: of its requests.
+        pressure: KV that sessions hold ÷ KV pool; None: it does not say.
+        host_capacity_tokens, host_held_tokens: of its host tier.
+        counters: its totals since it started, by name; ``prefetch``: how its prefetches ended.
+        policy: of its retention; "": it does not say.
     """
 
     requests: int = 0
@@ -48,6 +54,14 @@ class StateTold:
     capacity_tokens: int = 0
     free_tokens: int | None = None
     prefill_tokens_per_s: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    pressure: float | None = None
+    host_capacity_tokens: int = 0
+    host_held_tokens: int = 0
+    counters: Mapping[str, float] = field(default_factory=dict)
+    prefetch: Mapping[str, float] = field(default_factory=dict)
+    policy: str = ""
 
 
 class WorkerStates:
@@ -129,9 +143,39 @@ def _state(state: Any) -> StateTold | None:
             capacity_tokens=int(state.get("num_blocks", 0) * block_tokens),
             free_tokens=None if free_blocks is None else int(free_blocks * block_tokens),
             prefill_tokens_per_s=float(state.get("prefill_tokens_per_s") or 0.0),
+            **_details(state, block_tokens),
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def _details(state: dict[str, Any], block_tokens: float) -> dict[str, Any]:
+    """What is shown and nothing is decided by: a part of another version's words is left out."""
+    queue, host, policy = _amounts(state, "queue"), _amounts(state, "host"), state.get("policy")
+    return {
+        "running": int(queue.get("running", 0)),
+        "waiting": int(queue.get("waiting", 0)),
+        "pressure": _numbers(state).get("pressure"),
+        "host_capacity_tokens": int(host.get("num_blocks", 0) * block_tokens),
+        "host_held_tokens": int(host.get("held_blocks", 0) * block_tokens),
+        "counters": _amounts(state, "counters"),
+        "prefetch": _amounts(state, "prefetch"),
+        "policy": policy[:64] if isinstance(policy, str) else "",
+    }
+
+
+def _amounts(state: dict[str, Any], part: str) -> dict[str, float]:
+    """The numbers of a part of the state, by name."""
+    found = state.get(part)
+    return _numbers(found) if isinstance(found, dict) else {}
+
+
+def _numbers(of: dict[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in of.items()
+        if isinstance(value, int | float) and math.isfinite(value) and value >= 0
+    }
 
 
 def _steps(state: Any) -> list[tuple[str, int, StepTold]]:

@@ -41,6 +41,13 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path):
         ("[gateway]\nworkers = [1]", "workers must be a list of texts"),
         ("[gateway]\nkeys_file = 1", "keys_file must be a text"),
         ("[gateway]\nport = 1", "no worker is named"),
+        ("[gateway]\nkubernetes_port = 'http'", "no worker is named"),
+        ("[gateway]\nkubernetes_service = 'a/b/c'", "'a/b/c' must be like namespace/name"),
+        ("[gateway]\nkubernetes_selector = 'app'", "must be like app=worker,tier=gpu"),
+        (
+            "[gateway]\nkubernetes_service = 'b'\nkubernetes_port = 'ö'",
+            "kubernetes_port='ö' must be like http or 8000",
+        ),
         ("[gateway]\nworkers = ['http://a:1']\nport = 99999", "port=99999 must be from 0"),
     ],
 )
@@ -64,6 +71,15 @@ def test_what_is_wrong_in_a_variable_is_named(name, text, says):
     with pytest.raises(SettingsError, match=says) as caught:
         read_settings(None, {f"SAGA_GATEWAY_{name}": text}, {"workers": WORKERS})
     assert "x" * 65 not in str(caught.value)
+
+
+def test_kubernetes_may_say_which_workers_there_are(tmp_path):
+    path = tmp_path / "saga.toml"
+    path.write_text("[gateway]\nkubernetes_service = 'ns/workers'\nkubernetes_port = '8000'\n")
+    settings = read_settings(str(path), {}, {})
+    assert (settings.workers, settings.kubernetes_service) == ((), "ns/workers")
+    assert settings.uses_kubernetes
+    assert read_settings(None, {"SAGA_GATEWAY_KUBERNETES_SELECTOR": "a=b,c.d/e=f"}, {})
 
 
 @pytest.mark.parametrize("name", KINDS)

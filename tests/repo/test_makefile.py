@@ -16,12 +16,14 @@ def make(*arguments: str) -> str:
 def test_without_a_target_they_are_listed() -> None:
     listed = [line.split()[1] for line in make().splitlines()]
     tests = ["test", "test-vllm-matrix", "test-frameworks"]
-    assert listed == ["help", "setup", "demo", *tests, "fuzz", "check", "lock", "clean"]
+    before = ["help", "setup", "setup-system", "demo"]
+    assert listed == [*before, *tests, "fuzz", "check", "lock", "clean"]
 
 
 def test_check_runs_every_tool_in_order() -> None:
     tools = ["setup_env.py", "ruff check", "ruff format --check", "bin/mypy |", "lint-imports"]
-    scripts = ("setup_env", "vllm_matrix", "framework_matrix")
+    scripts = ["setup_env", "vllm_matrix", "framework_matrix", "setup_system"]
+    scripts += ["headless_chromium", "screenshots"]
     tools[4:4] = [f"mypy tools/{script}.py" for script in scripts]
     commands = make("--dry-run", "check")
     places = [commands.index(tool) for tool in tools]
