@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from saga_core.coordinator_events import (
@@ -35,6 +37,7 @@ from saga_core.placement import Route
 from saga_core.returns import Returns
 from saga_core.router import Router
 from saga_core.stealing import Theft, examine, find_theft
+from saga_core.working_set import WorkingSet
 
 # So many requests are looked at when the next one in turn does not fit.
 _LOOK_AHEAD = 8
@@ -44,6 +47,8 @@ _RENEWED = 4
 _SLICE = 64
 _THEFTS = 16
 _PREEMPTIONS = 16
+# A session that is less likely than this to come back is not waited for.
+_LIKELY = 0.5
 # A request makes another one give way when its task is twice as urgent: less is not worth it.
 _MORE_URGENT = 2.0
 
@@ -69,6 +74,9 @@ class Coordinator:
         self._requests: dict[str, Request] = {}
         self._unbound: LazyHeap[str] = LazyHeap()
         self._blocked: LazyHeap[str] = LazyHeap()
+        self._working_set = WorkingSet()
+        # Newcomers that wait, and when they do not have to wait for paused sessions any more.
+        self._patience: LazyHeap[str] = LazyHeap()
         self._returns = Returns(self.fleet, self.router.sessions, self.settings)
         self._now_s = 0.0
         self._made: list[Decision] = []
@@ -115,6 +123,8 @@ class Coordinator:
     def check_integrity(self) -> None:
         """Raise AssertionError when what is counted contradicts itself, or a slot is wasted."""
         self.shares.check_integrity()
+        running = [each for each in self._requests.values() if each.is_admitted]
+        self._working_set.check_integrity(dict(Counter(each.unit for each in running)))
         known = dict(self._requests)
         for worker in self.fleet:
             worker.check_integrity()
@@ -148,6 +158,7 @@ class Coordinator:
         self.fleet.close(worker, gone=is_gone)
         self._cap_tenants()
         if is_gone:
+            self._working_set.left(worker)
             for request in worker.running.values():
                 request.worker_id = None
         for request in list(worker.waiting.values()):
@@ -175,8 +186,10 @@ class Coordinator:
             budget_s=self.settings.deadline_factor * task_s,
             now_s=self._now_s,
         )
+        request.is_under_way = self._working_set.is_under_way(request)
         if event.session_id is not None:
             self._returns.over(event.session_id)
+            self._working_set.waits(event.session_id)
         self._put(request)
 
     def _request_returned(self, event: RequestReturned) -> None:
@@ -186,6 +199,8 @@ class Coordinator:
         worker = self.fleet.get(request.worker_id)
         if worker is not None:
             worker.end(request)
+        self._working_set.ended(request)
+        request.is_under_way = self._working_set.is_under_way(request)
         request.avoids, request.worker_id = request.worker_id, None
         request.has_failed = True
         request.admitted_s = math.inf
@@ -203,16 +218,35 @@ class Coordinator:
             self.shares.forget(key)
         worker = self.fleet.get(request.worker_id)
         if not request.is_admitted:
-            self._unbound.drop(request.request_id)
-            self._blocked.drop(request.request_id)
+            self._waits_no_more(request)
+            self._release(request.session_id)
             if worker is not None:
                 worker.remove(request, self._now_s)
-        elif worker is not None:
-            worker.end(request)
-            if event.is_served:
-                worker.served(self._now_s - request.admitted_s)
-                tokens = request.kv_tokens(event.prompt_tokens, event.output_tokens)
-                self.router.ended(request, worker, tokens)
+        else:
+            self._working_set.ended(request)
+            if worker is not None:
+                worker.end(request)
+                if event.is_served:
+                    self._served(request, worker, event)
+        if worker is not None:
+            self._serve(worker)
+
+    def _served(self, request: Request, worker: Worker, event: RequestEnded) -> None:
+        worker.served(self._now_s - request.admitted_s)
+        tokens = request.kv_tokens(event.prompt_tokens, event.output_tokens)
+        self.router.ended(request, worker, tokens)
+        if self.settings.keep_s and worker.capacity_tokens and request.session_id is not None:
+            session = self.router.sessions.use(request.session_id)
+            until_s = self._now_s + self.settings.keep_s
+            self._working_set.keep(request, worker, tokens, until_s, session.began_s)
+
+    def _waits_no_more(self, request: Request) -> None:
+        for heap in (self._unbound, self._blocked, self._patience):
+            heap.drop(request.request_id)
+
+    def _release(self, session_id: str | None) -> None:
+        """The session's KV is not kept any more: there may be room for another one."""
+        worker = self._working_set.release(session_id)
         if worker is not None:
             self._serve(worker)
 
@@ -228,10 +262,13 @@ class Coordinator:
 
     def _session_paused(self, event: SessionPaused) -> None:
         self._returns.paused(event, self._now_s)
+        if event.p_return < _LIKELY or event.returns_in_s > self.settings.keep_s:
+            self._release(event.session_id)
 
     def _session_ended(self, event: SessionEnded) -> None:
         self._returns.over(event.session_id)
         self.router.sessions.forget(event.session_id)
+        self._release(event.session_id)
 
     def _task_ended(self, event: TaskEnded) -> None:
         self.shares.forget((event.tenant, named_task(event.task_id)))
@@ -243,9 +280,12 @@ class Coordinator:
         worker, move = self.router.place(request, self._now_s)
         if move is not None:
             self._made.append(move)
-        if worker is not None and not worker.waiting and worker.has_room(request):
+            request.is_under_way = False  # What is under way elsewhere has no place there.
+            self._release(request.session_id)
+        if worker is not None and not worker.waiting and self._fits(request, worker):
             # Nobody waits whom it could pass: it takes no turn, and owes none.
             request.worker_id = worker.worker_id
+            self._waits_no_more(request)
             self._begin(request, worker, self._shares_of((request.tenant, request.task))[1])
             self.fleet.changed(worker)
             return
@@ -254,6 +294,8 @@ class Coordinator:
         if worker is None:
             return
         worker.add(request, self._now_s)
+        if not request.is_under_way:
+            self._patience.set(request.request_id, request.arrived_s + self.settings.patience_s)
         if self.settings.preempt_after_s:
             self._blocked.set(request.request_id, self._now_s + self.settings.preempt_after_s)
         self._serve(worker)
@@ -268,24 +310,39 @@ class Coordinator:
         if not worker.has_slot:
             return None
         for head in worker.queue.firsts(1):
-            if worker.has_room(head):
+            if self._fits(head, worker):
                 return head
-            if self._now_s - head.queued_s >= self.settings.max_overtaken_s:
+            is_late = self._now_s - head.queued_s >= self.settings.max_overtaken_s
+            if is_late and not worker.has_room(head) and not self._is_kept_out(head, worker):
                 return None
             for request in worker.queue.firsts(_LOOK_AHEAD):
-                if worker.has_room(request):
+                if self._fits(request, worker):
                     return request
+        for request in islice(worker.returned.values(), _LOOK_AHEAD):
+            if worker.has_room(request):
+                return request
         free = self._unbound_for(worker)
         if free is not None:
             self._take(free, worker)
         return free
+
+    def _fits(self, request: Request, worker: Worker) -> bool:
+        """Whether the worker may begin with the request now."""
+        return worker.has_room(request) and not self._is_kept_out(request, worker)
+
+    def _is_kept_out(self, request: Request, worker: Worker) -> bool:
+        """Whether it waits for sessions that are expected back, and has patience for that."""
+        if request.is_under_way or request.session_id is None:
+            return False
+        is_taken = worker.is_taken(request, self.settings.keep_share)
+        return is_taken and self._now_s - request.arrived_s < self.settings.patience_s
 
     def _unbound_for(self, worker: Worker) -> Request | None:
         """The oldest request that nothing binds elsewhere, and that fits here."""
         for request_id in self._unbound.firsts(_LOOK_AHEAD):
             request = self._requests[request_id]
             is_avoided = request.avoids == worker.worker_id and len(self.fleet.ring) > 1
-            if not is_avoided and worker.has_room(request):
+            if not is_avoided and self._fits(request, worker):
                 return request
         return None
 
@@ -316,16 +373,18 @@ class Coordinator:
         tenant, task = self._shares_of((request.tenant, request.task))
         worker.serve(request, tenant, task, self._now_s)
         worker.queue.renew(_RENEWED, self._shares_of)
-        self._unbound.drop(request.request_id)
-        self._blocked.drop(request.request_id)
+        self._waits_no_more(request)
         self._begin(request, worker, task)
 
     def _begin(self, request: Request, worker: Worker, share: float) -> None:
         now_s = request.admitted_s = self._now_s
+        kept_at = self._working_set.began(request)
+        if kept_at not in (None, worker):
+            self._relieved.append(kept_at)
         worker.begin(request)
         if self.settings.preempt_after_s:
             worker.ranks.set(request.request_id, share, -now_s)
-        self.router.admitted(request, worker)
+        self.router.admitted(request, worker, now_s)
         self._made.append(
             Admit(
                 request.request_id,
@@ -346,6 +405,12 @@ class Coordinator:
         for worker in self.fleet.expire(self._now_s, _SLICE):
             self._serve(worker)
         self.shares.refresh(self._now_s, _SLICE)
+        for worker in self._working_set.due(self._now_s, _SLICE):
+            self._serve(worker)
+        for request_id in self._patience.due(self._now_s, _SLICE):
+            waited_at = self.fleet.get(self._requests[request_id].worker_id)
+            if waited_at is not None:
+                self._serve(waited_at)
         for _ in range(_THEFTS):
             theft = find_theft(self.fleet, self.router.sessions, self.settings, self._now_s)
             if theft is None:

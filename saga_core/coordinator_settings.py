@@ -14,7 +14,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "epoch_s": (1e-3, 60.0),
     "deadline_factor": (1.0, 100.0),
     "max_tenant_fleets": (0.0, 1e9),
-    "overcommit": (1.0, 1e9),
+    "keep_share": (0.1, 1e9),
+    "keep_s": (0.0, 3600.0),
+    "patience_s": (0.0, 86_400.0),
     "preempt_after_s": (0.0, 3600.0),
     "max_overtaken_s": (0.0, 3600.0),
     "state_age_s": (0.0, 3600.0),
@@ -48,8 +50,13 @@ class CoordinatorSettings:
         max_tenant_fleets: a tenant's AFS, the workers that it needs, counts up to so many times
             the fleet; 0: any (the paper). Ours: nobody can have more than all workers, and a tenant
             with very many tasks leaves room for the others.
-        overcommit: KV that a worker is given work for ÷ its pool, from 1: what does not fit waits
-            there, and the worker, which knows what KV it holds, may choose whose turn it is. Ours.
+        keep_share: share of a worker's KV pool that sessions under way, running or paused, may take
+            before what has not begun yet is kept waiting, 0.1 to 1e9. Ours.
+        keep_s: seconds for which the KV of a session counts as in use after its step, to 3600; one
+            that is expected later, or not at all, is not waited for. 0: never. Ours: longer than
+            most tools take.
+        patience_s: seconds after which what has not begun waits no more for paused sessions, to
+            86400. Ours.
         preempt_after_s: seconds after which a waiting request of a more urgent task makes a
             running one give way, to 3600 (paper: 0.5); 0: never.
         max_overtaken_s: seconds for which requests that need less room pass one that does not fit,
@@ -73,7 +80,9 @@ class CoordinatorSettings:
     deadline_factor: float = 1.5
     fair_share: bool = True
     max_tenant_fleets: float = 1.0
-    overcommit: float = 1.0
+    keep_share: float = 0.8
+    keep_s: float = 30.0
+    patience_s: float = 300.0
     preempt_after_s: float = 0.5
     max_overtaken_s: float = 5.0
     state_age_s: float = 5.0

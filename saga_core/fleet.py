@@ -24,7 +24,8 @@ class Request:
     """A request that waits or runs.
 
     Attributes:
-        task: its task, or what stands for it.
+        task: its task, or what stands for it, in fair order; ``unit``: the same, of its tenant.
+        is_under_way: of its task something runs, or waits for a tool.
         prompt_tokens: expected; of these ``prefix_tokens`` are of the shared prefix.
         own_tokens: KV that it needs at its end, without the shared prefix.
         cost_s: GPU-seconds that it is expected to need.
@@ -41,6 +42,7 @@ class Request:
     request_id: str
     tenant: str
     task: str
+    unit: str
     session_id: str | None
     prompt_tokens: int
     own_tokens: int
@@ -50,6 +52,7 @@ class Request:
     arrived_s: float
     worker_id: str | None = None
     is_bound: bool = False
+    is_under_way: bool = False
     route: Route = Route.NEW
     reason: str = ""
     only_worker: str | None = None
@@ -87,9 +90,7 @@ def request_of(event: RequestArrived, now_s: float, *, fair: bool) -> Request:
 
     Without ``fair`` all requests are of one task, which takes them in turn.
     """
-    if not fair:
-        task = _ONE_TASK
-    elif event.task_id is not None:
+    if event.task_id is not None:
         task = named_task(event.task_id)
     else:
         task = f"r:{event.request_id}" if event.session_id is None else f"s:{event.session_id}"
@@ -97,7 +98,8 @@ def request_of(event: RequestArrived, now_s: float, *, fair: bool) -> Request:
     return Request(
         event.request_id,
         event.tenant if fair else "",
-        task,
+        task if fair else _ONE_TASK,
+        f"{len(event.tenant)}:{event.tenant}{task}",
         event.session_id,
         event.prompt_tokens,
         event.prompt_tokens + event.output_tokens - prefix_tokens,
@@ -121,13 +123,16 @@ class Worker:
         life: counts how often it came up.
         service_s: time of a request, learned.
         limit: requests that it is given at a time.
-        room_tokens: KV that it is given work for.
-        queue: what waits for it here, in fair order; ``waiting``: the same in order of coming.
+        queue: what waits for it here, in fair order; ``waiting``: the same in order of coming;
+            ``returned``: of these, those that are under way.
         running: what it was given, and has not ended.
         ranks: those that run, the least urgent first.
         used_tokens: KV that these need; ``prefixes``: how many of them share each prefix, and its
             tokens.
-        queued_tokens: KV that those need which wait here.
+        queued_tokens: KV that those need which wait here, and of these ``new_tokens`` that have not
+            begun.
+        kept_tokens: KV that is kept for sessions that are expected back; ``kept``: these, the one
+            that began last first.
         gave_way: those that were preempted, the first one first.
         foreign_requests, foreign_tokens: what it does besides, as it told last.
         empty_s: since when nothing waits here.
@@ -140,33 +145,36 @@ class Worker:
     max_running: int = 1
     limit: int = 1
     capacity_tokens: int = 0
-    room_tokens: float = 0.0
     weight: float = 1.0
     is_draining: bool = False
     queue: FairQueue[Request] = field(default_factory=FairQueue)
     waiting: OrderedDict[str, Request] = field(default_factory=OrderedDict)
+    returned: OrderedDict[str, Request] = field(default_factory=OrderedDict)
     running: dict[str, Request] = field(default_factory=dict)
     ranks: LazyHeap[str] = field(default_factory=LazyHeap)
     used_tokens: int = 0
     prefixes: dict[str, tuple[int, int]] = field(default_factory=dict)
     queued_tokens: int = 0
+    new_tokens: int = 0
+    kept_tokens: int = 0
+    kept: LazyHeap[str] = field(default_factory=LazyHeap)
     gave_way: OrderedDict[str, Request] = field(default_factory=OrderedDict)
     foreign_requests: int = 0
     foreign_tokens: int = 0
     empty_s: float = 0.0
 
-    def load(self, request: Request | None = None) -> float:
+    def load(self, request: Request | None = None, *, under_way: bool = False) -> float:
         """Work in flight and queued ÷ capacity, of requests or of tokens, whichever is more.
 
-        With ``request`` as if that waited here too.
+        With ``request`` as if that waited here too. ``under_way``: only what is served before a
+        request that is: neither newcomers nor what is kept for others hold that up.
         """
-        requests = len(self.running) - len(self.gave_way) + len(self.waiting)
-        requests += self.foreign_requests
-        if request is not None:
-            requests += 1
+        requests = len(self.running) - len(self.gave_way) + self.foreign_requests
+        requests += len(self.returned if under_way else self.waiting) + (request is not None)
         load = requests / self.max_running
         if self.capacity_tokens:
             tokens = self.used_tokens + self.queued_tokens + self.foreign_tokens
+            tokens += -self.new_tokens if under_way else self.kept_tokens
             if request is not None:
                 tokens += request.own_tokens
             load = max(load, tokens / self.capacity_tokens)
@@ -189,10 +197,22 @@ class Worker:
             return False
         if not self.capacity_tokens or not self.running:
             return True
-        free = self.room_tokens - self.used_tokens - self.foreign_tokens
+        free = self.capacity_tokens - self.used_tokens - self.foreign_tokens
         if without is not None:
             free += without.own_tokens
         return self._needed(request) <= free
+
+    def is_taken(self, request: Request, keep_share: float) -> bool:
+        """Whether the request would take the KV of a session that is expected back."""
+        if not self.capacity_tokens or not self.running:
+            return False
+        taken = self.used_tokens + self.foreign_tokens + self.kept_tokens
+        return taken + self._needed(request) > keep_share * self.capacity_tokens
+
+    @property
+    def is_overgrown(self) -> bool:
+        """Whether what runs and what is kept does not fit together: sessions grow."""
+        return self.used_tokens + self.foreign_tokens + self.kept_tokens > self.capacity_tokens
 
     def begin(self, request: Request) -> None:
         """It runs the request."""
@@ -221,6 +241,10 @@ class Worker:
         self.queue.add(request)
         self.waiting[request.request_id] = request
         self.queued_tokens += request.own_tokens
+        if request.is_under_way:
+            self.returned[request.request_id] = request
+        else:
+            self.new_tokens += request.own_tokens
 
     def remove(self, request: Request, now_s: float) -> None:
         """The request waits here no more."""
@@ -252,12 +276,14 @@ class Worker:
         tokens = sum(request.own_tokens for request in held)
         tokens += sum(tokens for _, tokens in self.prefixes.values())
         queued = sum(request.own_tokens for request in self.waiting.values())
-        counts = (tokens, queued, len(self.running) - len(held), len(self.waiting))
+        new = [each for each in self.waiting.values() if not each.is_under_way]
+        counts = (
+            (tokens, queued, sum(each.own_tokens for each in new)),
+            (len(self.running) - len(held), len(self.waiting), len(new)),
+        )
         counted = (
-            self.used_tokens,
-            self.queued_tokens,
-            len(self.gave_way),
-            len(self.queue),
+            (self.used_tokens, self.queued_tokens, self.new_tokens),
+            (len(self.gave_way), len(self.queue), len(self.waiting) - len(self.returned)),
         )
         if counts != counted:
             raise AssertionError(f"{self.worker_id}: {counts}, counted as {counted}")
@@ -286,6 +312,8 @@ class Worker:
     def _left(self, request: Request, now_s: float) -> None:
         del self.waiting[request.request_id]
         self.queued_tokens -= request.own_tokens
+        if self.returned.pop(request.request_id, None) is None:
+            self.new_tokens -= request.own_tokens
         if not self.waiting and request.queued_s < now_s:
             self.empty_s = now_s  # What came and went at once has not been in anybody's way.
 
@@ -337,7 +365,6 @@ class Fleet:
         worker.max_running, worker.weight = event.max_running, event.weight
         worker.limit = event.max_running if event.limit is None else event.limit
         worker.capacity_tokens = event.capacity_tokens
-        worker.room_tokens = event.capacity_tokens * self._settings.overcommit
         if event.prefill_tokens_per_s > 0.0:
             worker.prefill_tokens_per_s = event.prefill_tokens_per_s
         worker.is_draining = False

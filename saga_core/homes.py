@@ -19,12 +19,14 @@ class Session:
         life: which life of that worker it lives in: one that was down has lost its KV.
         cached_tokens: its KV there, as its last step left it.
         moved_s: when it was moved from one worker to another.
+        began_s: when its first request began; infinite before.
     """
 
     home: str | None = None
     life: int = 0
     cached_tokens: int = 0
     moved_s: float = -math.inf
+    began_s: float = math.inf
 
     def lives_at(self, worker_id: str, life: int) -> bool:
         """Whether that life of the worker is its home."""

@@ -72,11 +72,12 @@ class Router:
         request.is_bound, request.route = tokens > 0, route
         return Move(request.request_id, request.session_id, left, worker.worker_id, route, tokens)
 
-    def admitted(self, request: Request, worker: Worker) -> None:
+    def admitted(self, request: Request, worker: Worker, now_s: float) -> None:
         """The worker computes the request's prompt, or has it."""
         self.prefixes.held(request.prefix_id, worker.worker_id, worker.life)
         session = self._session_at(request, worker)
         if session is not None:
+            session.began_s = min(session.began_s, now_s)
             session.cached_tokens = max(session.cached_tokens, request.prompt_tokens)
 
     def ended(self, request: Request, worker: Worker, tokens: int) -> None:
@@ -107,7 +108,7 @@ class Router:
     ) -> Worker:
         settings = self._settings
         request.route, request.is_bound = Route.AFFINITY, True
-        here = self._candidate(home, request, 0.0)
+        here = self._candidate(home, request, 0.0, under_way=request.is_under_way)
         if here.load <= settings.theta:
             request.reason = "home is not congested"
             return home
@@ -115,7 +116,11 @@ class Router:
             request.reason = "it was moved lately"
             return home
         others = [
-            self._candidate(each, request, move_s(session.cached_tokens, each, settings))
+            self._candidate(
+                each,
+                request,
+                move_s(session.cached_tokens, each, settings),
+            )
             for each in self._candidates(request)
             if each is not home
         ]
@@ -163,12 +168,14 @@ class Router:
             if self._fleet.open(worker_id, life) is not None
         }
 
-    @staticmethod
-    def _candidate(worker: Worker, request: Request, prefill_s: float) -> Candidate:
+    def _candidate(
+        self, worker: Worker, request: Request, prefill_s: float, *, under_way: bool = False
+    ) -> Candidate:
         has_room = not worker.waiting and worker.has_room(request)
-        return Candidate(
-            worker.worker_id, worker.load(request), worker.service_s, prefill_s, has_room
-        )
+        if not under_way:
+            has_room = has_room and not worker.is_taken(request, self._settings.keep_share)
+        load = worker.load(request, under_way=under_way)
+        return Candidate(worker.worker_id, load, worker.service_s, prefill_s, has_room)
 
 
 def _key(request: Request) -> str:

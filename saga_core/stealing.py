@@ -118,9 +118,11 @@ def why_stay(
         return "it was moved lately"
     if request.only_worker == victim.worker_id:
         return "it can be served there alone"
-    if request.avoids == thief.worker_id or not thief.has_room(request):
+    has_room = thief.has_room(request) and not thief.is_taken(request, settings.keep_share)
+    if request.avoids == thief.worker_id or not has_room:
         return "the thief has no room"
-    saved_s = congestion_s(victim.load(), settings.theta, victim.service_s)
+    here = victim.load(under_way=request.is_under_way)
+    saved_s = congestion_s(here, settings.theta, victim.service_s)
     saved_s -= congestion_s(thief.load(request), settings.theta, thief.service_s)
     tokens = session.cached_tokens if request.is_bound else 0
     return None if saved_s > move_s(tokens, thief, settings) else "it does not pay"

@@ -409,7 +409,7 @@ class Proxy:
             addressed = self._sessions.end_step(session, answer, final=exchange.final, now_s=now_s)
             if addressed is not None:
                 self._notifier.put(addressed.worker_id, addressed.notice)
-            if session.paused_s is not None and session.p_return > 0.0:
+            if session.paused_s is not None:
                 self._dispatcher.paused(session.session_id, session.p_return, session.pause_s)
         self._account(exchange, answer, now_s)
         if _requests_log.isEnabledFor(logging.INFO):

@@ -266,7 +266,9 @@ class SessionTable:
         session.paused_s = now_s
         outlook = self.graphs.outlook(session.walk)
         session.steps_left = 0.0 if outlook.is_cold else outlook.steps_left
-        session.p_return = 0.0 if outlook.is_cold else 1.0 - outlook.p_end
+        # Of what nobody has seen before, a tool that was called says that it goes on.
+        is_known = tool is not None or not outlook.is_cold
+        session.p_return = 1.0 - outlook.p_end if is_known else 0.0
         session.pause_s = outlook.pause_p50_s
         if session.is_found and outlook.is_cold and tool is None:
             return None

@@ -68,6 +68,10 @@ class GatewaySettings:
         deadline_factor: when a task should be done that has no deadline ÷ the time that such tasks
             take, from 1.
         fair_share: let requests wait in the order of fair shares; without it as they come.
+        keep_share: share of a worker's KV pool that sessions under way may take before others,
+            which have not begun, wait.
+        keep_s: for how many seconds after a step the KV of a session counts as in use; 0: never.
+        patience_s: after how many seconds nobody waits for paused sessions any more.
         event_log: file that takes what the coordinator is told and decides, for debugging: it grows
             by a kilobyte a request; None: no file.
         max_sessions: sessions remembered, at least 1; the least recently used one goes first.
@@ -124,6 +128,9 @@ class GatewaySettings:
     preempt_after_s: float = 0.0
     deadline_factor: float = 1.5
     fair_share: bool = True
+    keep_share: float = 0.8
+    keep_s: float = 30.0
+    patience_s: float = 300.0
     event_log: str | None = None
     max_sessions: int = 100_000
     session_silent_s: float = 7200.0
@@ -213,6 +220,9 @@ class GatewaySettings:
             preempt_after_s=self.preempt_after_s,
             deadline_factor=self.deadline_factor,
             fair_share=self.fair_share,
+            keep_share=self.keep_share,
+            keep_s=self.keep_s,
+            patience_s=self.patience_s,
             max_sessions=self.max_sessions,
         )
 

@@ -289,6 +289,106 @@ def test_a_state_may_be_left_out_of_account():
     assert admits(arrive(coordinator, "r", 1.0)) == [("r", "a")]
 
 
+# Tasks that are under way
+
+
+def under_way(settings=SETTINGS, sessions=3, tokens=250):
+    """A worker with 1,000 tokens, a request that runs there, and sessions that wait for tools."""
+    coordinator = Coordinator(settings)
+    up(coordinator, "a", capacity_tokens=1000)
+    arrive(coordinator, "runs", session_id="runs", prompt_tokens=50)
+    for number in range(sessions):
+        arrive(coordinator, f"r{number}", number, session_id=f"s{number}", prompt_tokens=tokens)
+        assert end(coordinator, f"r{number}", number + 0.5) == []
+    return coordinator
+
+
+def newcomer(coordinator, now_s=10.0, **facts):
+    return admits(arrive(coordinator, "new", now_s, session_id="new", prompt_tokens=100, **facts))
+
+
+def test_what_has_not_begun_waits_while_sessions_under_way_fill_the_pool():
+    coordinator = under_way()
+    assert newcomer(coordinator) == []
+    # One that comes back passes it, and it waits on.
+    assert admits(arrive(coordinator, "r", 11.0, session_id="s1", prompt_tokens=310)) == [
+        ("r", "a")
+    ]
+    assert end(coordinator, "r", 12.0, prompt_tokens=310) == []
+    coordinator.check_integrity()
+    assert admits(coordinator.apply(SessionEnded(13.0, "s0"))) == [("new", "a")]
+    coordinator.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        SessionPaused(11.0, "s0", 0.2, 1.0),
+        SessionPaused(11.0, "s0", 1.0, 600.0),
+        RequestEnded(11.0, "runs", is_served=False),
+        Tick(40.0),
+    ],
+    ids=["it will hardly come back", "not soon", "the worker has nothing to do", "too long ago"],
+)
+def test_nobody_is_waited_for_without_need(event):
+    coordinator = under_way()
+    assert newcomer(coordinator) == []
+    assert coordinator.apply(SessionPaused(10.5, "s0", 0.9, 5.0)) == []
+    assert admits(coordinator.apply(event)) == [("new", "a")]
+    coordinator.check_integrity()
+
+
+def test_patience_ends():
+    coordinator = under_way(replace(SETTINGS, keep_s=3600.0, patience_s=60.0))
+    assert newcomer(coordinator, 10.0) == []
+    assert coordinator.apply(Tick(69.0)) == []
+    assert admits(coordinator.apply(Tick(70.0))) == [("new", "a")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts"),
+    [
+        (SETTINGS, {"session_id": None}),
+        (SETTINGS, {"task_id": "t"}),
+        (replace(SETTINGS, keep_s=0.0), {}),
+        (replace(SETTINGS, keep_share=1.1), {}),
+    ],
+    ids=["of no session", "a sub-agent of a task under way", "nothing is kept", "there is room"],
+)
+def test_who_is_not_kept_out(settings, facts):
+    coordinator = Coordinator(settings)
+    up(coordinator, "a", capacity_tokens=1000)
+    arrive(coordinator, "runs", session_id="runs", prompt_tokens=50)
+    for number in range(3):
+        arrive(coordinator, f"r{number}", session_id=f"s{number}", task_id="t", prompt_tokens=250)
+        end(coordinator, f"r{number}", 0.5)
+    made = arrive(coordinator, "new", 1.0, **{"session_id": "new", "prompt_tokens": 100} | facts)
+    assert admits(made) == [("new", "a")]
+    coordinator.check_integrity()
+
+
+def test_when_sessions_outgrow_the_pool_the_one_that_began_last_is_given_up():
+    coordinator = under_way()
+    # The first of them comes back with 500 tokens: 50 + 500 + 250 + 250 is too much.
+    arrive(coordinator, "r", 11.0, session_id="s0", prompt_tokens=500)
+    end(coordinator, "r", 12.0, prompt_tokens=500)
+    coordinator.check_integrity()
+    assert arrive(coordinator, "youngest", 13.0, session_id="s2", prompt_tokens=310) == []
+    made = arrive(coordinator, "older", 13.0, session_id="s1", prompt_tokens=310)
+    assert admits(made) == [("older", "a")]
+    coordinator.check_integrity()
+
+
+def test_a_session_that_moves_has_no_place_among_those_under_way_there():
+    coordinator = under_way()
+    up(coordinator, "b", capacity_tokens=1000)
+    coordinator.apply(WorkerTold(10.0, "a", 1000))  # A crowd of others, for whom home is full.
+    made = arrive(coordinator, "r", 11.0, session_id="s1", prompt_tokens=310)
+    assert made[0].to_worker == "b"
+    assert admits(made) == [("r", "b")]
+    coordinator.check_integrity()
+
+
 # Workers that come and go
 
 
