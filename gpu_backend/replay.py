@@ -128,8 +128,8 @@ class Replay:
             for request_id, (prefetch, request) in self._requests.items()
             if (prefetch.is_computed and clients) or (waiting and request.status in _QUEUED)
         ]
-        if ids:
-            self._scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+        for request_id in ids:  # Of several vLLM makes a set, whose order is any.
+            self._scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def _start(self, prefetch: Prefetch) -> None:
         chain = prefetch.chain

@@ -266,8 +266,8 @@ class Coordinator:
             self._release(event.session_id)
 
     def _session_ended(self, event: SessionEnded) -> None:
+        # Where it was is remembered: what is said of its end may be wrong.
         self._returns.over(event.session_id)
-        self.router.sessions.forget(event.session_id)
         self._release(event.session_id)
 
     def _task_ended(self, event: TaskEnded) -> None:

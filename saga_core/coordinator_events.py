@@ -177,7 +177,7 @@ class SessionPaused:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A session will not come back."""
+    """A session will not come back, as far as anybody knows."""
 
     now_s: float
     session_id: str

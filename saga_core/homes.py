@@ -63,10 +63,6 @@ class Sessions:
             self._sessions.move_to_end(session_id)
         return session
 
-    def forget(self, session_id: str) -> None:
-        """The session is over."""
-        self._sessions.pop(session_id, None)
-
 
 class Prefixes:
     """Which workers hold which shared prefixes, the least recently used forgotten.

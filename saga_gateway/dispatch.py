@@ -209,7 +209,7 @@ class Dispatcher:
             return
         is_served = exchange.status is not None and exchange.status < 400
         if is_served and ticket.choice is not None:
-            self._estimates.ended(exchange, usage, now_s, ticket.choice.worker.in_flight)
+            self._estimates.ended(exchange, usage, now_s)
         self._apply(
             RequestEnded(
                 now_s,

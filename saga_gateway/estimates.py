@@ -32,7 +32,7 @@ class Estimates:
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self._tokens_per_byte = 0.25
         self._output_tokens = 200.0
-        self._decode_s = 0.002  # GPU-seconds a token: those that run together share the time.
+        self._decode_s = 0.03
         self._step_s = 1.0
         self._request_s = 5.0
         self._prefixes: OrderedDict[Hashable, int] = OrderedDict()
@@ -86,13 +86,8 @@ class Estimates:
             only_worker=exchange.home,
         )
 
-    def ended(self, exchange: Exchange, usage: Usage | None, now_s: float, concurrent: int) -> None:
-        """A request was answered.
-
-        Args:
-            usage: its token counts, where the answer has said them.
-            concurrent: requests that its worker served meanwhile, this one included.
-        """
+    def ended(self, exchange: Exchange, usage: Usage | None, now_s: float) -> None:
+        """A request was answered; ``usage`` are the token counts that the answer has said."""
         self._request_s = _mean(self._request_s, now_s - exchange.began_s)
         size, session = len(exchange.request.body), exchange.session
         if usage is None or not usage.prompt_tokens:
@@ -104,8 +99,7 @@ class Estimates:
         if exchange.is_step:
             self._output_tokens = _mean(self._output_tokens, usage.completion_tokens)
         if exchange.first_s is not None and usage.completion_tokens > 1:
-            stream_s = now_s - exchange.first_s
-            token_s = stream_s / (usage.completion_tokens - 1) / max(1, concurrent)
+            token_s = (now_s - exchange.first_s) / (usage.completion_tokens - 1)
             self._decode_s = _mean(self._decode_s, token_s)
         cached = usage.cached_tokens or 0
         step_s = self._cost_s(usage.prompt_tokens - cached, usage.completion_tokens)

@@ -34,6 +34,10 @@ class StepCost(Protocol):
             decode_attended: tokens that these attend to, in all.
         """
 
+    @property
+    def link_tokens_per_s(self) -> float:
+        """Tokens of KV per second that get to host memory, or back; 0: not known."""
+
     def values(self) -> dict[str, Any]:
         """Its constants, for reports."""
 
@@ -89,6 +93,7 @@ class Hardware:
         bandwidth_share: of the peak that decode achieves.
         overhead_s: of a step: launches, sampling, the latency of all-reduces.
         batched_tokens: most tokens of a step, vLLM's default for a server on this GPU.
+        host_link_gib_per_s: of one GPU's link to host memory, each way, achieved; 0: not known.
     """
 
     name: str
@@ -100,6 +105,7 @@ class Hardware:
     bandwidth_share: float
     overhead_s: float
     batched_tokens: int
+    host_link_gib_per_s: float = 0.0
 
 
 # Peaks: NVIDIA's data sheets of the SXM modules, dense, BF16 or FP16 (those of H100 and H200 state
@@ -107,10 +113,14 @@ class Hardware:
 # TP=4 runs at about half of the peak on A100 and less on Hopper, whose links did not grow as much
 # as its compute, decode kernels read at about three quarters of the peak, and 160 all-reduces at
 # 15 µs with the launch of the step make 4 ms. batched_tokens: vLLM's arg_utils, get_batch_defaults.
+# Host link: PCIe x16, of which Gen 4 has 31.5 GB/s each way and Gen 5 has 63. On A100 SXM,
+# nvbandwidth copies 24.8 GB/s from pinned memory (NVIDIA developer forum, thread 352186; with both
+# ways in use at once one falls to 11, which is not modelled); of Gen 5 the same share is assumed.
+# Each GPU moves its own quarter of the KV over a link of its own.
 HARDWARE: dict[str, Hardware] = {
-    "a100": Hardware("4 × A100 80 GB", 4, 312e12, 2.039e12, 80e9, 0.50, 0.75, 4e-3, 2048),
-    "h100": Hardware("4 × H100 80 GB", 4, 989e12, 3.35e12, 80e9, 0.40, 0.75, 3e-3, 8192),
-    "h200": Hardware("4 × H200 141 GB", 4, 989e12, 4.8e12, 141e9, 0.40, 0.75, 3e-3, 8192),
+    "a100": Hardware("4 × A100 80 GB", 4, 312e12, 2.039e12, 80e9, 0.50, 0.75, 4e-3, 2048, 23.0),
+    "h100": Hardware("4 × H100 80 GB", 4, 989e12, 3.35e12, 80e9, 0.40, 0.75, 3e-3, 8192, 46.5),
+    "h200": Hardware("4 × H200 141 GB", 4, 989e12, 4.8e12, 141e9, 0.40, 0.75, 3e-3, 8192, 46.5),
 }
 """Workers by name, each with tensor parallelism over four GPUs."""
 
@@ -146,6 +156,11 @@ class Roofline:
         room = h.gpus * h.memory_bytes * _MEMORY_SHARE - m.parameters * m.weight_bytes
         return max(0, int(room / m.kv_bytes_per_token))
 
+    @property
+    def link_tokens_per_s(self) -> float:
+        bytes_per_s = self.hardware.gpus * self.hardware.host_link_gib_per_s * 2**30
+        return bytes_per_s / self.model.kv_bytes_per_token
+
     def values(self) -> dict[str, Any]:
         return {
             "kind": "roofline",
@@ -164,12 +179,16 @@ class Measured:
         step_overhead_s: of a step, whatever it does.
         decode_s_per_sequence: of a step, for each request that makes a token.
         decode_s_per_context_token: of a step, for each token that these attend to.
+        kv_bytes_per_token: of the whole model. host_link_gib_per_s: of all links to host memory,
+            each way. With either 0 there can be no host tier.
     """
 
     prefill_tokens_per_s: float
     step_overhead_s: float
     decode_s_per_sequence: float
     decode_s_per_context_token: float = 0.0
+    kv_bytes_per_token: float = 0.0
+    host_link_gib_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -189,6 +208,12 @@ class Measured:
             + decodes * self.decode_s_per_sequence
             + decode_attended * self.decode_s_per_context_token
         )
+
+    @property
+    def link_tokens_per_s(self) -> float:
+        if not self.kv_bytes_per_token:
+            return 0.0
+        return self.host_link_gib_per_s * 2**30 / self.kv_bytes_per_token
 
     def values(self) -> dict[str, Any]:
         return {"kind": "measured", **asdict(self)}

@@ -10,7 +10,11 @@ from saga_sim.cluster.cost import StepCost
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One request and what became of it; times on the virtual clock."""
+    """One request and what became of it; times on the virtual clock.
+
+    Attributes:
+        cached_tokens: of the prompt, found on the GPU. loaded_tokens: from host memory.
+    """
 
     task: int
     call: int
@@ -25,6 +29,12 @@ class Answered:
     prefill_tokens: int
     recomputed_tokens: int
     regret_tokens: int
+    loaded_tokens: int = 0
+
+    @property
+    def hit_tokens(self) -> int:
+        """Of the prompt, found in any tier."""
+        return self.cached_tokens + self.loaded_tokens
 
 
 @dataclass(slots=True)
@@ -36,6 +46,7 @@ class Totals:
             the cluster had computed before.
         used_share_s, cached_share_s: share of the pool that running requests held, and that held
             something readable, × seconds of the steps.
+        copy_wait_s: of ``busy_s``, waiting for copies of blocks that a step overwrites.
     """
 
     steps: int = 0
@@ -47,6 +58,13 @@ class Totals:
     made_tokens: int = 0
     used_share_s: float = 0.0
     cached_share_s: float = 0.0
+    copy_wait_s: float = 0.0
+
+    def add_decodes(self, decodes: int, step_s: float) -> None:
+        """Count a step that only decodes."""
+        self.steps += 1
+        self.busy_s += step_s
+        self.made_tokens += decodes
 
     def add(self, work: Work, cost: StepCost, step_s: float) -> None:
         """Count a step. Of its time what it takes beyond its decodes is the prompts'."""

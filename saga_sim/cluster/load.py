@@ -14,15 +14,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from saga_core.errors import SettingsError
+from saga_sim.cluster.families import (
+    Family,
+    Owner,
+    TenantKind,
+    families_in,
+    profiles_of,
+    tenants_in,
+    with_pareto,
+)
 from saga_sim.engine_bench.tasks import PlannedCall, Task, plan_task
-from saga_sim.profiles import make_profile
-from saga_sim.traces import Call, Trace
-from saga_sim.workload import families_of, split
 
-_SESSIONS_PER_TASK = {"tree": 32}
-"""Sessions of a profile that surely hold a task more; one where a task is a session."""
-
-_PROFILE_SEED = 100
+ARRIVALS = ("closed", "poisson", "bursts")
+_BURST_SHARE = 0.25
+_BURST_LIVES = 2.0
+"""In bursts all tasks come in the first quarter of periods of two tasks' lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +36,22 @@ class LoadOptions:
     """How much the agents do.
 
     Attributes:
-        profile: of ``saga_sim.profiles``.
+        profile: of ``saga_sim.profiles``; several with + between take turns.
         workers: engines that share the tasks.
         tasks: that are played. live_tasks: of these, at a time; None: half of them.
         pressure: tokens that live tasks hold ÷ tokens of all workers' pools.
         scale: divisor of all lengths and pauses.
         block_tokens: tokens of the engines' blocks.
-        seed: which tasks are taken, and their order.
+        seed: which tasks are taken, their order, and when they come.
+        arrivals: ``closed``: a task begins when another ends. ``poisson``: at any time, so that
+            ``live_tasks`` are alive on average, were the engines as fast as the trace says.
+            ``bursts``: the same, but all within a quarter of the time.
+        tenants: whose the tasks are; none: nobody's.
+        pareto: α of the pauses after tools, 1 to 10, the less the heavier their tail; 0: pauses are
+            the profile's.
+        deadline_factor: a task should be done within so many times what it takes alone.
+        lost_worker_s: when half of the calls are answered a worker dies, and comes back empty so
+            many seconds later; 0: none does.
     """
 
     profile: str = "swe"
@@ -47,6 +62,11 @@ class LoadOptions:
     scale: int = 1
     block_tokens: int = 64
     seed: int = 0
+    arrivals: str = "closed"
+    tenants: tuple[TenantKind, ...] = ()
+    pareto: float = 0.0
+    deadline_factor: float = 1.5
+    lost_worker_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("workers", "tasks", "live_tasks", "scale", "block_tokens"):
@@ -55,6 +75,18 @@ class LoadOptions:
                 raise SettingsError(f"{name}={value} must be at least 1")
         if not 0 < self.pressure < math.inf:
             raise SettingsError(f"pressure={self.pressure} must be above 0 and finite")
+        if self.arrivals not in ARRIVALS:
+            raise SettingsError(f"arrivals={self.arrivals!r}: choose one of {', '.join(ARRIVALS)}")
+        if self.pareto and not 1 <= self.pareto <= 10:
+            raise SettingsError(f"pareto={self.pareto} must be from 1 to 10, or 0")
+        if not 1 <= self.deadline_factor < math.inf:
+            raise SettingsError(f"deadline_factor={self.deadline_factor} must be at least 1")
+        if not 0 <= self.lost_worker_s < math.inf:
+            raise SettingsError(f"lost_worker_s={self.lost_worker_s} must be at least 0")
+        if self.lost_worker_s and self.workers < 2:
+            raise SettingsError("a worker that is lost needs another one: workers=1")
+        if len(profiles_of(self.profile)) > 1 and self.tenants:
+            raise SettingsError(f"tenants have tasks of one profile: {self.profile}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +113,11 @@ class AgentCall:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLoad:
-    """Tasks to play in order, ``live_tasks`` at a time.
+    """Tasks to play in order, ``live_tasks`` at a time or as they come.
 
     Attributes:
+        owners: whose each task is.
+        starts_s: when each begins, rising; empty where one begins when another ends.
         blocks_per_worker: of an engine's pool, so that the pressure is met.
         footprint_tokens: mean tokens that a live task holds, on the trace's clock.
         max_tokens: longest prompt with its answer; a task ends before the call that would exceed
@@ -92,6 +126,8 @@ class ClusterLoad:
 
     options: LoadOptions
     tasks: tuple[tuple[AgentCall, ...], ...]
+    owners: tuple[Owner, ...]
+    starts_s: tuple[float, ...]
     live_tasks: int
     blocks_per_worker: int
     footprint_tokens: float
@@ -131,16 +167,17 @@ def make_load(options: LoadOptions) -> ClusterLoad:
     """
     families = _families(options)
     size = options.block_tokens
+    wanted = len(families) if options.tenants else options.tasks
     live = options.live_tasks or max(1, options.tasks // 2)
-    whole = [plan_task(family, options.scale, options.scale, size) for family in families]
+    whole = [plan_task(family.calls, options.scale, options.scale, size) for family in families]
     pool_tokens = live * _footprint(whole) / options.pressure / options.workers
     for parts in (2, 3, 4):
         max_tokens = int(pool_tokens / parts)
         kept = [
             (task.up_to(max_tokens), family) for task, family in zip(whole, families, strict=True)
         ]
-        kept = [(task, family) for task, family in kept if task.calls][: options.tasks]
-        if len(kept) < options.tasks:
+        kept = [(task, family) for task, family in kept if task.calls][:wanted]
+        if len(kept) < wanted:
             continue
         footprint = _footprint([task for task, _ in kept])
         blocks = round(live * footprint / options.pressure / options.workers / size)
@@ -148,7 +185,9 @@ def make_load(options: LoadOptions) -> ClusterLoad:
             return ClusterLoad(
                 options,
                 tuple(_agent_calls(n, task, family) for n, (task, family) in enumerate(kept)),
-                min(live, options.tasks),
+                tuple(family.owner for _, family in kept),
+                _starts_s([task for task, _ in kept], live, options),
+                min(live, len(kept)),
                 blocks,
                 footprint,
                 max_tokens,
@@ -160,18 +199,34 @@ def make_load(options: LoadOptions) -> ClusterLoad:
     )
 
 
-def _families(options: LoadOptions) -> list[list[Call]]:
-    """Tasks of the profile in the order of the seed: as many as are played, and some more."""
-    per_task = _SESSIONS_PER_TASK.get(options.profile, 1)
-    trace: Trace = make_profile(
-        options.profile,
-        sessions=(options.tasks + 16) * per_task,
-        seed=_PROFILE_SEED + options.seed,
-        block_tokens=options.block_tokens * options.scale,
-    )
-    families = [part for family in families_of(trace) for part in split(family)]
-    random.Random(options.seed).shuffle(families)
-    return families[: options.tasks + 16]
+def _families(options: LoadOptions) -> list[Family]:
+    unit_tokens = options.block_tokens * options.scale
+    given = (options.tasks, options.seed, unit_tokens)
+    if options.tenants:
+        families = tenants_in(options.profile, options.tenants, *given)
+    else:
+        families = families_in(options.profile, *given)
+    if options.pareto:
+        rng = random.Random(options.seed)
+        families = [with_pareto(family, options.pareto, rng) for family in families]
+    return families
+
+
+def _starts_s(tasks: Sequence[Task], live: int, options: LoadOptions) -> tuple[float, ...]:
+    """When tasks begin that do not wait for each other, so that ``live`` are alive on average.
+
+    A Poisson process of which the number of arrivals is known: each is anywhere, evenly.
+    """
+    if options.arrivals == "closed":
+        return ()
+    life_s = sum(task.life_s for task in tasks)
+    rng = random.Random(options.seed)
+    at_s = sorted(rng.random() * life_s / live for _ in tasks)
+    if options.arrivals == "bursts":
+        period_s = _BURST_LIVES * life_s / len(tasks)
+        on_s = _BURST_SHARE * period_s
+        at_s = [s // period_s * period_s + s % period_s / period_s * on_s for s in at_s]
+    return tuple(at_s)
 
 
 def _footprint(tasks: Sequence[Task]) -> float:
@@ -179,24 +234,24 @@ def _footprint(tasks: Sequence[Task]) -> float:
     return sum(task.held_token_s for task in tasks) / sum(task.life_s for task in tasks)
 
 
-def _agent_calls(number: int, task: Task, family: Sequence[Call]) -> tuple[AgentCall, ...]:
+def _agent_calls(number: int, task: Task, family: Family) -> tuple[AgentCall, ...]:
     last = {call.session_id: place for place, call in enumerate(task.calls)}
     return tuple(
         AgentCall(
             planned.session_id,
             planned.waits_for,
             planned.pause_s,
-            _hashes(number, place, task),
+            _hashes(number, place, task, family.trace.encode()),
             planned.input_tokens,
             planned.output_tokens,
             call.tool,
             last[planned.session_id] == place,
         )
-        for place, (planned, call) in enumerate(zip(task.calls, family, strict=False))
+        for place, (planned, call) in enumerate(zip(task.calls, family.calls, strict=False))
     )
 
 
-def _hashes(number: int, place: int, task: Task) -> list[bytes]:
+def _hashes(number: int, place: int, task: Task, trace: bytes) -> list[bytes]:
     """Of the prompt's blocks, and of those that the answer fills."""
     call, size = task.calls[place], task.unit_tokens
     full = (call.input_tokens + call.output_tokens) // size
@@ -207,7 +262,7 @@ def _hashes(number: int, place: int, task: Task) -> list[bytes]:
     follower = _follower(place, task)
     if follower is not None and len(ids) == own:
         ids += _ids(follower)[own:full]
-    hashes = [b"%d" % block for block in ids]
+    hashes = [b"%s %d" % (trace, block) for block in ids]
     return hashes + [b"%d %d %d" % (number, place, block) for block in range(len(ids), full)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,7 +40,7 @@ class Router(Protocol):
 
         Args:
             prompt: hashes of the prompt's full blocks, each standing for its whole prefix.
-            loads: of all workers, by number.
+            loads: of all workers that are up, by number.
         """
 
     def ended(self, session: str) -> None:
@@ -97,15 +98,67 @@ class Affinity:
     def place(
         self, session: str, prompt: Sequence[bytes], loads: Sequence[WorkerLoad], now_s: float
     ) -> int:
-        home = self._home.get(session)
+        home = next((load for load in loads if load.worker == self._home.get(session)), None)
         if home is not None:
             least = max(1, min(load.in_flight for load in loads))
-            is_long = loads[home].in_flight > self._max_ratio * least
-            if not (is_long and loads[home].waiting):
-                return home
+            is_long = home.in_flight > self._max_ratio * least
+            if not (is_long and home.waiting):
+                return home.worker
         chosen = self._others.place(session, prompt, loads, now_s)
         self._home[session] = chosen
         return chosen
 
     def ended(self, session: str) -> None:
         self._home.pop(session, None)
+
+
+class PrefixAware:
+    """The worker that was sent the longest prefix of the prompt, if that is half of it or more.
+
+    Else, or where loads differ by more than ``_MAX_DIFFERENCE`` requests and ``_MAX_RATIO`` times,
+    the least loaded. Of each worker the blocks sent to it are remembered, as many as its pool has,
+    the least recently sent forgotten first.
+    """
+
+    _MIN_SHARE = 0.5
+    _MAX_DIFFERENCE = 32
+    _MAX_RATIO = 1.5
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._sent: dict[int, OrderedDict[bytes, None]] = {}
+        self._others = LeastLoaded()
+
+    def place(
+        self, session: str, prompt: Sequence[bytes], loads: Sequence[WorkerLoad], now_s: float
+    ) -> int:
+        self._sent = {load.worker: self._sent.get(load.worker, OrderedDict()) for load in loads}
+        chosen = self._longest(prompt, loads)
+        if chosen is None:
+            chosen = self._others.place(session, prompt, loads, now_s)
+        sent = self._sent[chosen]
+        for block in reversed(prompt):  # So that a prefix's end is forgotten before its beginning.
+            sent[block] = None
+            sent.move_to_end(block)
+        while len(sent) > self._blocks:
+            sent.popitem(last=False)
+        return chosen
+
+    def ended(self, session: str) -> None:
+        pass
+
+    def _longest(self, prompt: Sequence[bytes], loads: Sequence[WorkerLoad]) -> int | None:
+        counts = [load.in_flight for load in loads]
+        most, least = max(counts), min(counts)
+        if most - least > self._MAX_DIFFERENCE and most > self._MAX_RATIO * least:
+            return None
+        found = {load.worker: _match(prompt, self._sent[load.worker]) for load in loads}
+        best = max(loads, key=lambda load: (found[load.worker], -load.in_flight, -load.worker))
+        if found[best.worker] < max(1.0, self._MIN_SHARE * len(prompt)):
+            return None
+        return best.worker
+
+
+def _match(prompt: Sequence[bytes], sent: OrderedDict[bytes, None]) -> int:
+    """Blocks with which the prompt begins that were sent."""
+    return next((n for n, block in enumerate(prompt) if block not in sent), len(prompt))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from saga_sim.engine_bench.closed_loop import Request
 from saga_sim.engine_bench.log_replay import replay
@@ -109,7 +109,7 @@ class ArmRun:
 
 def measure(load: Load, requests: Sequence[Request], measured: Measured) -> ArmRun:
     """Work out the figures of a run from its requests and what its worker counted."""
-    tct_s = _task_times_s(requests)
+    tct_s = list(task_times_s(requests).values())
     ttft_s = [request.first_token_s - request.sent_s for request in requests]
     elapsed_s = max(r.end_s for r in requests) - min(r.sent_s for r in requests)
     memory = load.pool_blocks + measured.host_blocks
@@ -171,10 +171,15 @@ class Paired:
         )
 
 
-def ratios(first: Sequence[ArmRun], other: Sequence[ArmRun]) -> dict[str, Paired]:
-    """The first arm's figures ÷ the other's, pair by pair; above 1 the other one is better."""
+def ratios(
+    first: Sequence[Any], other: Sequence[Any], names: Iterable[str] = RATIOS
+) -> dict[str, Paired]:
+    """The first arm's figures ÷ the other's, pair by pair; above 1 the other one is better.
+
+    A figure that is 0 in the other arm is left out.
+    """
     found = {}
-    for name in RATIOS:
+    for name in names:
         pairs = [(getattr(a, name), getattr(b, name)) for a, b in zip(first, other, strict=True)]
         if all(b > 0 for _, b in pairs):
             found[name] = Paired.of([a / b for a, b in pairs])
@@ -203,13 +208,25 @@ def quantile(values: Sequence[float], level: float) -> float:
     return ordered[max(0, math.ceil(level * len(ordered)) - 1)]
 
 
-def _task_times_s(requests: Sequence[Request]) -> list[float]:
+class Timed(Protocol):
+    """A request of a task."""
+
+    @property
+    def task(self) -> int: ...
+    @property
+    def sent_s(self) -> float: ...
+    @property
+    def end_s(self) -> float: ...
+
+
+def task_times_s(requests: Iterable[Timed]) -> dict[int, float]:
+    """Of each task, in the order of their first requests: from this to its last answer."""
     sent: dict[int, float] = {}
     ended: dict[int, float] = {}
     for request in requests:
         sent[request.task] = min(request.sent_s, sent.get(request.task, math.inf))
         ended[request.task] = max(request.end_s, ended.get(request.task, 0.0))
-    return [ended[task] - sent[task] for task in sent]
+    return {task: ended[task] - sent[task] for task in sent}
 
 
 def _held_token_s(load: Load, requests: Sequence[Request]) -> float:

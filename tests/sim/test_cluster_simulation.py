@@ -19,7 +19,9 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 from gpu_backend import scheduler
 from gpu_backend.model_free import write_tiny_model
-from gpu_backend.virtual_engine import EngineShape, VirtualClock, VirtualEngine
+from gpu_backend.virtual_clock import VirtualClock
+from gpu_backend.virtual_engine import VirtualEngine
+from gpu_backend.virtual_shape import EngineShape
 from saga_cli import simulate_cluster
 from saga_core.errors import SagaError, SettingsError
 from saga_sim.cluster import simulation
