@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -154,11 +155,14 @@ class Dispatcher:
         """Let time pass, until it is cancelled."""
         while True:
             await asyncio.sleep(self._epoch_s)
-            self.workers_changed()
-            self._apply(Tick(self._clock()))
+            try:
+                self.workers_changed()
+                self._apply(Tick(self._clock()))
+            except Exception:
+                logger.exception("a tick of the coordinator failed")  # The next may not.
 
     def close(self) -> None:
-        """Nothing more is going to happen."""
+        """Nothing more is written down."""
         if self._log is not None:
             self._log.close()
 
@@ -392,16 +396,26 @@ class EventLog:
     """
 
     def __init__(self, path: str) -> None:
+        self._file: IO[bytes] | None = None
         try:
-            self._file: IO[bytes] = Path(path).open("wb")  # noqa: SIM115 - until ``close``
+            self._file = Path(path).open("wb")  # noqa: SIM115 - until ``close``
         except OSError as error:
             raise SettingsError(f"event_log: cannot write {path}: {error.strerror}") from None
 
     def write(self, event: Event, decisions: list[Decision]) -> None:
-        """Add an event and its decisions."""
+        """Add an event and its decisions; what cannot be written ends the log, and nothing else."""
+        if self._file is None:
+            return
         line = {"event": to_dict(event), "decisions": [to_dict(each) for each in decisions]}
-        self._file.write(orjson.dumps(line) + b"\n")
+        try:
+            self._file.write(orjson.dumps(line) + b"\n")
+        except OSError as error:
+            logger.error("the event log ends here: %s", error)
+            self.close()
 
     def close(self) -> None:
-        """Write out what is buffered."""
-        self._file.close()
+        """Write out what is buffered, if that can be."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None

@@ -122,7 +122,7 @@ class GatewaySettings:
     slow_start_s: float = 10.0
     max_worker_requests: int = 0
     max_queued: int = 4096
-    queue_wait_s: float = 300.0
+    queue_wait_s: float = 600.0
     theta: float = 0.8
     steal_ratio: float = 2.0
     preempt_after_s: float = 0.0

@@ -288,3 +288,28 @@ async def test_the_log_of_a_gateway_gives_the_same_decisions_when_it_is_played_a
 async def test_a_log_that_cannot_be_written_is_said_at_the_start(start_gateway, worker, tmp_path):
     with pytest.raises(SettingsError, match="event_log: cannot write"):
         await start_gateway(worker, event_log=str(tmp_path / "no" / "such" / "folder"))
+
+
+async def test_a_log_that_cannot_be_written_any_more_ends_and_fails_no_request(
+    start_gateway, worker, caplog
+):
+    gateway = await start_gateway(worker, event_log="/dev/full")
+    for number in range(40):  # More than the file's buffer takes.
+        assert (await gateway.chat(f"s{number}")).status_code == 200
+    assert caplog.text.count("the event log ends here") == 1
+
+
+async def test_a_tick_that_fails_is_not_the_last_one(start_gateway, worker, eventually, caplog):
+    gateway = await start_gateway(worker)
+    apply = coordinator(gateway).apply
+    failed = []
+
+    def fail(event):
+        failed.append(event)
+        coordinator(gateway).apply = apply
+        raise RuntimeError("at this one")
+
+    coordinator(gateway).apply = fail
+    await eventually(lambda: failed)
+    assert "a tick of the coordinator failed" in caplog.text
+    assert (await gateway.chat("s")).status_code == 200
