@@ -57,7 +57,6 @@ class Dashboard:
         self._gatekeeper = gatekeeper
         self._graphs = graphs
         self._overview = overview
-        self._version = version("saga-sdk")
         self._frame = (_TEMPLATES / "page.html").read_text(encoding="utf-8")
         self._static = {
             _STATIC_PREFIX + name: ((_TEMPLATES / name).read_bytes(), kind)
@@ -128,7 +127,7 @@ class Dashboard:
             )
             for each, name in NAMES.items()
         )
-        values = {"nav": joined(links), "main": content, "version": self._version}
+        values = {"nav": joined(links), "main": content, "version": version("saga-sdk")}
         return markup(self._frame, title=title, **values)
 
     async def _refuse(self, send: Send, status: int, text: str) -> None:
