@@ -67,7 +67,6 @@ class Overview:
         self._residency = Residency(parts.workers, ask)
         self._wall_clock = wall_clock
         self._began_s = parts.clock()
-        self._version = version("saga-sdk")
         self._taking = asyncio.Lock()
         self._taken: Snapshot | None = None
         self._taken_s = 0.0
@@ -112,7 +111,7 @@ class Overview:
             for worker in self._parts.workers
         ]
         return {
-            "version": self._version,
+            "version": version("saga-sdk"),
             "at_s": self._wall_clock(),
             "uptime_s": now_s - self._began_s,
             "requests": self._parts.stats.requests,
