@@ -187,5 +187,5 @@ def test_agents_without_hints_are_served_nearly_as_well(arms: list[Arm]) -> None
     assert state["held"]["sessions"] == AGENTS, "a session for each agent, and none besides"
     prompts = hinted["prompt_tokens"]
     assert bare["prompt_tokens"] == pytest.approx(prompts, rel=0.02), steps
-    # A hundredth of the prompts is what one block for each step comes to.
-    assert bare["regret_tokens"] <= 1.3 * hinted["regret_tokens"] + 0.01 * prompts
+    # A twentieth of the prompts is one agent's KV: which of them is evicted last is chance.
+    assert bare["regret_tokens"] <= 1.3 * hinted["regret_tokens"] + 0.05 * prompts
