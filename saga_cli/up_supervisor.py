@@ -101,8 +101,9 @@ class Supervisor:
             BrokenPipeError: nobody reads the log any more.
         """
         loop = asyncio.get_running_loop()
+        outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # As under nohup.
         for number in _STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # As nohup leaves SIGHUP.
+            if number is not signal.SIGHUP or not outlives_terminal:
                 loop.add_signal_handler(number, self._on_signal)
         guard = Guard()
         tasks = [asyncio.create_task(self._keep(kept, guard)) for kept in self._all]

@@ -200,7 +200,7 @@ async def test_sessions_stay_and_outlive_a_killed_worker(up: Up) -> None:
         await up.eventually(
             lambda: running.done() or (len(load.steps) == SESSIONS and all(load.steps.values()))
         )
-        assert len(load.homes(load.steps)) == WORKERS, "a worker has no session"
+        assert len(load.homes(load.steps)) > 1, "one worker has all sessions"
         heavy = [f"agent-{number}" for number in range(HEAVY)]
         killed = load.homes(heavy).most_common(1)[0][0]
         before = {name: len(steps) for name, steps in load.steps.items()}

