@@ -11,6 +11,7 @@ from saga_core.coordinator import Coordinator
 from saga_core.coordinator_events import event_from_dict, to_dict
 from saga_core.errors import SettingsError
 from saga_gateway.identity import new_key
+from saga_sim.cluster.dispatch import Coordinated, Fleet
 
 LONG = {"model": "m", "prompt": "word " * 40_000}
 """200 KB: by the fleet's guess 50,000 tokens, ten seconds of prefill."""
@@ -278,10 +279,14 @@ async def test_the_log_of_a_gateway_gives_the_same_decisions_when_it_is_played_a
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     kinds = {line["event"]["kind"] for line in lines}
     assert kinds >= {"WorkerUp", "RequestArrived", "RequestEnded", "WorkerDraining"}
-    again = Coordinator(gateway.app.settings.coordinator())
-    for line in lines:
-        made = [to_dict(decision) for decision in again.apply(event_from_dict(line["event"]))]
-        assert json.loads(json.dumps(made)) == line["decisions"]
+    # In the simulator's coordinator as in that of another gateway.
+    settings = gateway.app.settings.coordinator()
+    simulated = Coordinated(Fleet(0, 0, 16, 256, 5000.0), settings)
+    other = await start_gateway(*workers, max_worker_requests=2)
+    for again in (simulated._coordinator, Coordinator(coordinator(other).settings)):
+        for line in lines:
+            made = [to_dict(decision) for decision in again.apply(event_from_dict(line["event"]))]
+            assert json.loads(json.dumps(made)) == line["decisions"]
     assert sum(len(line["decisions"]) for line in lines) >= 11
 
 
