@@ -21,7 +21,8 @@ from saga_cli.processes import Service, free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-AGENTS, TOOL_STEPS = 8, 4
+WAVE, WAVES, TOOL_STEPS = 8, 2, 4
+AGENTS = WAVE * WAVES
 POOL_BLOCKS, BLOCK_TOKENS = 112, 32
 PAUSES_S = {"look": 0.1, "build": 1.5}
 WORKFLOW = "mender"
@@ -148,7 +149,9 @@ async def _play(arm: Arm) -> dict[str, Any]:
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=300) as client,
         httpx.AsyncClient(base_url=url) as events,
     ):
-        await asyncio.gather(*(_agent(client, events, arm, n) for n in range(AGENTS)))
+        for first in range(0, AGENTS, WAVE):
+            wave = range(first, first + WAVE)
+            await asyncio.gather(*(_agent(client, events, arm, n) for n in wave))
         state = (await events.get(f"{arm.worker.url}/saga/v1/state")).json()
     counters: dict[str, Any] = state["counters"]
     return counters
@@ -187,5 +190,5 @@ def test_agents_without_hints_are_served_nearly_as_well(arms: list[Arm]) -> None
     assert state["held"]["sessions"] == AGENTS, "a session for each agent, and none besides"
     prompts = hinted["prompt_tokens"]
     assert bare["prompt_tokens"] == pytest.approx(prompts, rel=0.02), steps
-    # A twentieth of the prompts is one agent's KV: which of them is evicted last is chance.
-    assert bare["regret_tokens"] <= 1.3 * hinted["regret_tokens"] + 0.05 * prompts
+    # A hundredth of the prompts is what one block for each step comes to.
+    assert bare["regret_tokens"] <= 1.3 * hinted["regret_tokens"] + 0.01 * prompts
