@@ -177,26 +177,20 @@ def _sent(service: Service, path: str, body: Any) -> socket.socket:
 
 def test_the_official_clients_are_served(gateway: Service) -> None:
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
-        answer = client.responses.create(model=MODEL, input=WORDS, max_output_tokens=6)
+        answer = client.responses.create(**RESPONSE)
         assert answer.usage is not None
         assert answer.usage.output_tokens == 6
-        events = [
-            event.type
-            for event in client.responses.create(
-                model=MODEL, input=WORDS, max_output_tokens=6, stream=True
-            )
-        ]
+        events = [event.type for event in client.responses.create(**RESPONSE, stream=True)]
         assert events[0] == "response.created"
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model="nobody", messages=[])
     with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as claude:
-        message = claude.messages.create(
-            model=MODEL, max_tokens=6, messages=[{"role": "user", "content": WORDS}]
-        )
+        # Its own parameters have no temperature any more; a sampled answer may end early.
+        question = {"model": MODEL, "messages": MESSAGES, "max_tokens": 6}
+        question |= {"extra_body": {"temperature": 0}}
+        message = claude.messages.create(**question)
         assert message.usage.output_tokens == 6
-        with claude.messages.stream(
-            model=MODEL, max_tokens=6, messages=[{"role": "user", "content": WORDS}]
-        ) as stream:
+        with claude.messages.stream(**question) as stream:
             assert "".join(stream.text_stream)
         with pytest.raises(anthropic.NotFoundError):
             claude.messages.create(
