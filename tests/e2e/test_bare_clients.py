@@ -21,7 +21,7 @@ from saga_cli.processes import Service, free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-WAVE, WAVES, TOOL_STEPS = 8, 2, 4
+WAVE, WAVES, TOOL_STEPS = 8, 4, 4
 AGENTS = WAVE * WAVES
 POOL_BLOCKS, BLOCK_TOKENS = 112, 32
 PAUSES_S = {"look": 0.1, "build": 1.5}
