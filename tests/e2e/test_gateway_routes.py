@@ -186,8 +186,8 @@ def test_the_official_clients_are_served(gateway: Service) -> None:
             client.chat.completions.create(model="nobody", messages=[])
     with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as claude:
         # Its own parameters have no temperature any more; a sampled answer may end early.
-        question = {"model": MODEL, "messages": MESSAGES, "max_tokens": 6}
-        question |= {"extra_body": {"temperature": 0}}
+        question: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 6}
+        question["extra_body"] = {"temperature": 0}
         message = claude.messages.create(**question)
         assert message.usage.output_tokens == 6
         with claude.messages.stream(**question) as stream:
